@@ -1,6 +1,6 @@
-"""Lowerings: each `ipex::` op to its kernel, one file a family; whose kernel Inductor's ops get.
+"""Lowerings of `ipex::` ops to kernels, one file a family, and kernel selection for all ops.
 
-Inductor's registry of lowerings is global, so only our own ops are ever registered here.
+Inductor's registry of lowerings is global, so only `ipex::` ops are ever registered here.
 """
 
 import contextlib
@@ -10,15 +10,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch.fx import Node  # who only reads records needs no torch
+    from torch.fx import Node  # Code that only reads records does not need torch.
 
-_LOCK = threading.RLock()  # around what changes Inductor's own tables for a while
+_LOCK = threading.RLock()  # guards temporary changes of Inductor's tables
 
 
 def register(sycl: bool = False) -> None:
-    """Tell Inductor how to lower every `ipex::` op.
+    """Register the lowering of every `ipex::` op with Inductor.
 
-    `sycl`: have those for kernels in SYCL run some; a graph from the cache may call them too.
+    Args:
+        sycl: whether to implement the ops of SYCL kernels too, which a cached graph may call.
     """
     _register()
     if sycl:
@@ -79,10 +80,10 @@ def _register() -> None:
 
 
 def _read_memory() -> None:
-    """Have what our calls on CPUs read computed once, as Inductor has it of torch's own products.
+    """Have Inductor compute the inputs of our CPU calls once, as it does for torch's own GEMMs.
 
-    Else a result that is read elsewhere too, by a gather say, would be computed again for each
-    number that is read there.
+    Otherwise an input that is also read elsewhere, for example by a gather, would be computed again
+    for each element that is read there.
     """
     import torch
     from torch._inductor.lowering import add_needs_realized_inputs
@@ -95,15 +96,15 @@ def _read_memory() -> None:
 
 
 def is_ours(node: "Node") -> bool:
-    """Whether it calls an op of ours."""
+    """Return whether `node` calls an `ipex::` op."""
     return getattr(node.target, "namespace", "") == "ipex"
 
 
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
-    """Inductor knows no kernel of ours meanwhile: our ops are called as they are written.
+    """Hide the lowerings of `ipex::` ops within the context, so that Inductor calls the ops.
 
-    In graphs that other threads compile, too, which only makes those slower.
+    This also affects graphs that other threads compile meanwhile, which only makes them slower.
     """
     from torch._inductor import lowering
 
@@ -111,14 +112,14 @@ def as_written() -> Iterator[None]:
     sets: list[Any] = [lowering.fallbacks, lowering.needs_realized_inputs]
     with _LOCK:
         ops = {op for op in [*tables[0]] if getattr(op, "namespace", "") == "ipex"}
-        own = [{op: table.pop(op) for op in ops if op in table} for table in tables]
-        named = [{op for op in ops if op in names} for names in sets]
+        entries = [{op: table.pop(op) for op in ops if op in table} for table in tables]
+        members = [{op for op in ops if op in names} for names in sets]
         try:
             yield
         finally:
-            for table, before in zip(tables, own, strict=True):
+            for table, before in zip(tables, entries, strict=True):
                 for op in ops:
                     table.pop(op, None)
                 table.update(before)
-            for names, had in zip(sets, named, strict=True):
-                names.difference_update(ops - had)
+            for names, previous in zip(sets, members, strict=True):
+                names.difference_update(ops - previous)

@@ -1,1 +1,1 @@
-"""Lower attention."""
+"""Lowerings of attention."""

@@ -1,4 +1,4 @@
-"""Lower `ipex::short_attention` to a call of our kernel, from Python or C++."""
+"""Lowering of `ipex::short_attention` to a call of our kernel, from Python or C++."""
 
 from typing import Any
 
@@ -15,16 +15,16 @@ NAME = "ipex_short_attention"  # in generated code
 
 
 class AttentionCall(OurCall):
-    """In C++ what the template does in Python: reads where everything lies."""
+    """Call of the kernel; in C++ it reads tensors by their strides, as the template does."""
 
     imported = short_attention.__name__
 
     def in_cpp(self) -> str:
-        """The statements."""
+        """Return the C++ statements of the call."""
         q, k, v, *masks = self.inputs
         causal, scale = self.constant_args
         keys = k.get_size()[2]
-        steps = _expanded(masks[0], [*q.get_size()[:3], keys]) if masks else [0] * 4
+        steps = _broadcast_strides(masks[0], [*q.get_size()[:3], keys]) if masks else [0] * 4
         strides = [*(x.get_stride() for x in (q, k, v, self)), steps]
         sizes = short_attention.sizes_of(q.get_size(), keys, causal, strides)
         mask = address(masks[0]) if masks else "nullptr"
@@ -36,7 +36,7 @@ class AttentionCall(OurCall):
 
 def _short_attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: float) -> Any:
     node: Any = V.graph.current_node
-    if V.graph.cpp_wrapper:  # Python copies at a call what does not lie in rows
+    if V.graph.cpp_wrapper:  # In Python the call copies tensors that are not in rows.
         q, k, v = (
             _in_rows(x, n.meta["val"]) for x, n in zip((q, k, v), node.args[:3], strict=True)
         )
@@ -48,15 +48,15 @@ def _short_attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: flo
 
 
 def _in_rows(x: Any, value: torch.Tensor) -> Any:
-    """`x` as it was traced, or a copy."""
+    """Return `x` with the strides that it was traced with, or a dense copy."""
     if not short_attention.lies_in_rows(value) or 0 in value.stride():
         return without_gaps(x)
     x = ir.ExternKernel.realize_input(x)
     return ir.ExternKernel.require_exact_strides(x, value.stride())
 
 
-def _expanded(mask: Any, scores: list[Any]) -> list[Any]:
-    """The strides of `mask` as it is broadcast to the scores."""
+def _broadcast_strides(mask: Any, scores: list[Any]) -> list[Any]:
+    """Return the strides of `mask` broadcast to the scores."""
     missing = len(scores) - len(mask.get_size())
     sizes, strides = [1] * missing + [*mask.get_size()], [0] * missing + [*mask.get_stride()]
     return [0 if size == 1 else stride for size, stride in zip(sizes, strides, strict=True)]

@@ -1,1 +1,1 @@
-"""Write calls of kernels and templates, for every family."""
+"""Calls of kernels and templates, shared by all families."""

@@ -1,4 +1,4 @@
-"""Calls of a library that may compute an op of ours together with its epilogue."""
+"""Library calls that may compute an `ipex::` op together with its epilogue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,13 +18,20 @@ DTYPES = {"bfloat16", "float16", "float32"}
 
 @dataclass(frozen=True)
 class Call:
-    """`body` takes the arguments of the op; `why_not` says why it may not compute a problem.
+    """Describe one way of computing an `ipex::` op: a library's call or a template of ours.
 
-    `epilogues` are the (binary, unary) that the library computes itself. None where it leaves the
-    epilogue to Inductor, whatever that is. A template of ours has `parameters`, and the digest of
-    its source as `version`. `arrange` takes the arguments too, and makes of the weight alone what
-    `body` takes before all others. `ready` says why it is not to be had on a device, "" if it is;
-    it is asked of what was chosen. `apart`: chosen, it leaves a graph of several ops as it is.
+    Attributes:
+        name: name in records.
+        body: takes the arguments of the op and computes it.
+        why_not: returns why the call may not compute a problem, or None.
+        epilogues: (binary, unary) pairs that the library computes itself; None if Inductor computes
+            the epilogue, whatever it is.
+        parameters: parameters of a template.
+        version: digest of a template's source.
+        arrange: takes the arguments of the op and preprocesses the weight alone; `body` then
+            takes the result before all other arguments.
+        ready: returns why a chosen call is not available on a device, or "".
+        apart: whether a graph of several ops stays as it is if this call is chosen.
     """
 
     name: str
@@ -39,68 +46,76 @@ class Call:
 
     @property
     def choice(self) -> Choice:
-        """As records have it. Of whole epilogues each torch brings a library of its own."""
+        """Return the choice that records name.
+
+        Torch's version is part of it if the library computes whole epilogues, as each torch comes
+        with its own library.
+        """
         if self.parameters:
-            template = f"{compat.TEMPLATES}, {self.version}"  # compiled by the Triton of that torch
+            # The Triton of that torch compiles the template.
+            template = f"{compat.TEMPLATES}, {self.version}"
             return Choice("template", self.name, {**self.parameters}, template)
         return Choice("library", self.name, {}, compat.TEMPLATES if self.epilogues else "")
 
     def whole(self, *args: Any) -> Tensor:
-        """All of it, as a graph has it in which work on weights alone is hoisted."""
+        """Run the call with the weight preprocessing, which a graph constant-folds."""
         return self.body(*args) if self.arrange is None else self.body(self.arrange(*args), *args)
 
     def has_epilogue(self, problem: Problem) -> bool:
-        """Whether the library, or else Inductor, computes the epilogue of `problem`."""
+        """Return whether the library, or else Inductor, computes the problem's epilogue."""
         if self.epilogues is None:
             return True
         return (problem.constants["binary"], problem.constants["unary"]) in self.epilogues
 
 
 def always(problem: Problem) -> None:
-    """The `why_not` of what computes every problem."""
+    """Return None: the `why_not` of a call that computes every problem."""
 
 
 def why_not(problem: Problem) -> str | None:
-    """Why neither cuDNN nor cuBLASLt is asked for `problem`, None when it may be."""
+    """Return why neither cuDNN nor cuBLASLt may compute `problem`; None if they may."""
     if not problem.arch.startswith("sm_"):
-        return f"no library is known that has it on {problem.arch}"
+        return f"no library is known to support it on {problem.arch}"
     return why_odd(problem)
 
 
 def why_odd(problem: Problem) -> str | None:
-    """Why its sizes or dtypes are nobody's who has one kernel for it, None when they are usual."""
+    """Return why the sizes or dtypes exclude libraries and templates; None if they do not."""
     operands = named(problem).values()
     if problem.symbols:
         return "its sizes vary"
     dtypes = {operand.dtype for operand in operands}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
-        return f"no library has it in {', '.join(sorted(dtypes))}"
+        return f"no library supports it in {', '.join(sorted(dtypes))}"
     if any(size == 0 for operand in operands for size in operand.shape):
         return "a size is zero"
     return None
 
 
-# What cuBLASLt applies to a product and its bias; its GELU is the tanh form.
+# Epilogues that cuBLASLt applies to a GEMM with bias. Its GELU is the tanh form.
 ACTIVATIONS = frozenset({("none", "relu"), ("none", "gelu_tanh")})
 
 
 def addmm_activation(rows: Tensor, weight: Tensor, bias: Tensor, unary: str) -> Tensor:
-    """`unary(rows @ weight.T + bias)`, rounded once: rows [M, K], weight [N, K], bias [N]."""
+    """Return `unary(rows @ weight.T + bias)`, rounded once.
+
+    Shapes are rows [M, K], weight [N, K], bias [N].
+    """
     use_gelu = unary == "gelu_tanh"
     result: Tensor = torch.ops.aten._addmm_activation(bias, rows, weight.t(), use_gelu=use_gelu)
     return result
 
 
 def is_channels_last(operand: Operand) -> bool:
-    """Whether it is dense, and its channels lie side by side."""
+    """Return whether the operand is 4-D, dense and channels-last."""
     like = empty(operand, torch.device("meta"))
     return like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
 
 
 class LibraryCall(ir.ExternKernelAlloc):
-    """`op(*args)` in generated Python, where tensors and constants stand in any order.
+    """Extern call `op(*args)` in generated Python, with tensors and constants in any order.
 
-    For ops without a fake implementation: `layout` says what comes back.
+    It serves ops without a fake implementation; `layout` is the layout of the result.
     """
 
     def __init__(self, op: Any, layout: ir.Layout, args: Sequence[Any]) -> None:
@@ -108,10 +123,12 @@ class LibraryCall(ir.ExternKernelAlloc):
         super().__init__(layout, [*filter(_is_tensor, args)], op_overload=op)
 
     def codegen_args(self) -> list[str]:
-        """All of them, positionally."""
+        """Return all arguments as code, positionally."""
         write: Any = V.graph.wrapper_code.val_to_arg_str
         inputs = iter(self.inputs)
-        return [write(next(inputs) if _is_tensor(each) else each) for each in self._given]
+        return [
+            write(next(inputs) if _is_tensor(argument) else argument) for argument in self._given
+        ]
 
 
 def _is_tensor(value: Any) -> bool:

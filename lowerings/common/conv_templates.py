@@ -1,6 +1,6 @@
-"""Our own Triton templates of convolutions: offered beside a library's calls, lowered where chosen.
+"""Our Triton templates of convolutions: candidates beside a library's calls, lowered where chosen.
 
-Each is an op of ours that leaves bias and epilogue to Inductor, which fuses them into the kernel.
+Each is an `ipex::` op without bias and epilogue. Inductor fuses them into the kernel.
 """
 
 import functools
@@ -39,37 +39,37 @@ from ipex_inductor.templates.triton import (
 )
 
 FEW_CHANNELS = 4
-# Triton cuts fp32 off to TF32 where libraries round, and is farther off than verification allows.
-NO_TF32 = "without TF32 its products in fp32 are slow"
-STAGES = 2  # for templates without a loop, in which there is nothing to overlap
+# Triton truncates fp32 to TF32 where libraries round. Its error exceeds what verification allows.
+NO_TF32 = "fp32 GEMMs are slow without TF32"
+STAGES = 2  # for templates without a loop, where nothing can be pipelined
 
 
 def why_not_ours(problem: Problem) -> str | None:
-    """What no template of ours has."""
-    operands, given = named(problem), problem.constants
+    """Return why none of our convolution templates can compute `problem`, or None."""
+    operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if not problem.arch.startswith(("sm_", "gfx", "xe:")):
         return f"our templates are not for {problem.arch}"
     if problem.symbols:
         return "its sizes vary"
-    if given["transposed"] or len(x.shape) != 4:
-        return "it is transposed or not over a plane"
-    if {len(ints(given[name])) for name in ("stride", "dilation")} != {2}:
-        return "its strides are one number for both sides"
+    if constants["transposed"] or len(x.shape) != 4:
+        return "it is transposed or not 2-D"
+    if {len(ints(constants[name])) for name in ("stride", "dilation")} != {2}:
+        return "its stride or dilation is one number for both dimensions"
     dtypes = {operand.dtype for operand in operands.values()}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
-        return f"no template has it in {', '.join(sorted(dtypes))}"
+        return f"no template supports it in {', '.join(sorted(dtypes))}"
     if any(size == 0 for operand in operands.values() for size in operand.shape):
         return "a size is zero"
     if "other" in operands and not is_channels_last(operands["other"]):
-        return "what is added is not channels-last"
+        return "its addend is not channels-last"
     if not is_channels_last(weight) and not is_channels_last(x):
         return "its result is not channels-last"
     return None
 
 
 def why_not_multiplied(problem: Problem) -> str | None:
-    """What no template has that multiplies matrices of many channels."""
+    """Return why no GEMM template of many channels can compute `problem`, or None."""
     x = named(problem)["x"]
     if reason := why_not_ours(problem):
         return reason
@@ -81,7 +81,7 @@ def why_not_multiplied(problem: Problem) -> str | None:
 
 
 def both(padding: Any) -> list[int]:
-    """Of rows and of columns: "valid" comes as one zero."""
+    """Return the padding of rows and of columns; "valid" is given as one zero."""
     return [*padding] * 2 if len(padding) == 1 else [*padding]
 
 
@@ -94,12 +94,22 @@ def kernel(
     given: Mapping[str, Any],
     stages: int = STAGES,
 ) -> Any:
-    """The template of that name as a node whose epilogue Inductor fuses."""
+    """Return the template as a node into which Inductor fuses the epilogue.
+
+    Args:
+        name: name of the template, without `ipex_`.
+        source: source of the template.
+        grid: grid of programs.
+        inputs: activation and weight.
+        warps: warps of a program.
+        given: constants of the template.
+        stages: pipeline stages of the template.
+    """
     x, _ = inputs
     size = ints(V.graph.current_node.meta["val"].shape)
     result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
-    known = template(f"ipex_{name}", source, grid)
-    return node(known, inputs, result, warps, stages, ALLOW_TF32=False, **given)
+    kernel_template = template(f"ipex_{name}", source, grid)
+    return node(kernel_template, inputs, result, warps, stages, ALLOW_TF32=False, **given)
 
 
 def with_epilogue(
@@ -110,26 +120,35 @@ def with_epilogue(
     other: Tensor | None,
     *words: Any,
 ) -> Tensor:
-    """The image of so many `rows`, in the dtype of `like`, with bias and epilogue in torch's ops.
+    """Return the activation made of `rows` [B * H * W, N], with bias and epilogue as torch ops.
 
-    Those are of rows too: Inductor only fuses loops into a template that are like the template's.
+    These ops work on rows too, as Inductor only fuses loops of the template's shape into it.
+
+    Args:
+        rows: unrounded sums.
+        like: activation that has the dtype and batch of the result.
+        size: height and width of the result.
+        bias: bias [N], or None.
+        other: addend of the epilogue, or None.
+        words: remaining arguments of the op; the last four are the binary op, the unary op, its
+            scalars and the weight's layout.
     """
     *_, binary, unary, scalars, _ = words
     if bias is not None:
         rows = rows + bias
-    added = other if other is None else rows_of(other)
-    made = behind(rows, like.dtype, added, binary, unary, scalars)
-    return image_of(made, len(like), *size)
+    addend = other if other is None else rows_of(other)
+    result = behind(rows, like.dtype, addend, binary, unary, scalars)
+    return image_of(result, len(like), *size)
 
 
-# Few channels.
+# Convolutions of few channels.
 
 
 def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
+    operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
-    if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or given["groups"] != 1):
-        return "it has more than a few channels"
+    if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or constants["groups"] != 1):
+        return "it is grouped or has too many channels for the small-channel template"
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
@@ -138,29 +157,31 @@ def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None
     last = is_channels_last(x)
     if not last and not empty(x, torch.device("meta")).is_contiguous():
         return "its input is neither channels-last nor contiguous"
-    if given["dilation"] != (1, 1):
-        return "its window is dilated"
+    if constants["dilation"] != (1, 1):
+        return "its kernel is dilated"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
-    found = runs(image, window, ints(given["stride"]), both(ints(given["padding"])), last)
+    patch_runs = runs(
+        image, window, ints(constants["stride"]), both(ints(constants["padding"])), last
+    )
     widest = conv_small_channel.XE_WIDEST if is_xe(problem.arch) else conv_small_channel.WIDEST
-    fits = conv_small_channel.fits(tile, int(weight.shape[0]), found, widest)
+    fits = conv_small_channel.fits(tile, int(weight.shape[0]), patch_runs, widest)
     return None if fits else "the tile does not fit"
 
 
 def is_product(problem: Problem) -> bool:
-    """Whether the rows of its image are those of a matrix: its window is one pixel."""
-    weight, given = named(problem)["weight"], problem.constants
-    once = {*weight.shape[2:], *ints(given["stride"])} == {1} and given["groups"] == 1
-    return once and {*ints(given["padding"])} == {0}
+    """Return whether a convolution is a GEMM: 1x1 kernel, stride 1, no padding, one group."""
+    weight, constants = named(problem)["weight"], problem.constants
+    once = {*weight.shape[2:], *ints(constants["stride"])} == {1} and constants["groups"] == 1
+    return once and {*ints(constants["padding"])} == {0}
 
 
 def ints(sizes: Any) -> list[int]:
-    """Sizes that do not vary, of a problem or of a node of Inductor's."""
+    """Return static sizes, of a problem or of an Inductor node, as integers."""
     return [int(size) for size in sizes]
 
 
 def is_last(x: Tensor) -> bool:
-    """Whether an image lies channels-last."""
+    """Return whether an activation is channels-last."""
     return x.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -174,20 +195,30 @@ def stem_matrix(
     padding: list[int],
     *_: Any,
 ) -> Tensor:
-    """A stem's weight as its templates read it."""
+    """Return the weight as small-channel templates read it.
+
+    Args:
+        tile: tile of the template; unused.
+        x: activation.
+        weight: weight [N, C, h, w].
+        bias: unused.
+        other: unused.
+        stride: stride of both spatial dimensions.
+        padding: padding of the spatial dimensions.
+    """
     last = is_last(x)
-    found = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
-    return arranged(weight, found, last)
+    patch_runs = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
+    return arranged(weight, patch_runs, last)
 
 
 def _stem(
     tile: conv_small_channel.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any
 ) -> Tensor:
-    bias, other, stride, padding, *words = rest
+    bias, other, stride, padding, *epilogue_args = rest
     window = [*weight.shape[2:]], stride, both(padding)
     rows = torch.ops.ipex.conv_stem(x, matrix, *window, is_last(x), [*astuple(tile)])
     size = sides(x.shape[2:], *window)
-    return with_epilogue(rows, x, size, bias, other, *words)
+    return with_epilogue(rows, x, size, bias, other, *epilogue_args)
 
 
 def _lower_stem(
@@ -215,21 +246,21 @@ def _lower_stem(
     return _kernel("stem", (x, matrix), chosen.num_warps, constants)
 
 
-# A channel a group.
+# Depthwise convolutions: one channel a group.
 
 
 def _why_not_depthwise(tile: Any, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
+    operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
-    if given["groups"] == 1 or not given["groups"] == x.shape[1] == weight.shape[0]:
-        return "its channels are not each by itself"
+    if constants["groups"] == 1 or not constants["groups"] == x.shape[1] == weight.shape[0]:
+        return "it is not a depthwise convolution"
     reason = why_not_ours(problem)
     if reason is not None:
         return reason
     if not is_channels_last(x):
         return "its input is not channels-last"
     taps_ = math.prod(ints(weight.shape[2:]))
-    return None if taps_ <= conv_depthwise.MOST_TAPS else "its window is too large"
+    return None if taps_ <= conv_depthwise.MOST_TAPS else "its kernel is too large"
 
 
 def _taps(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -244,11 +275,11 @@ def _depthwise(
     weight: Tensor,
     *rest: Any,
 ) -> Tensor:
-    bias, other, stride, padding, dilation, *words = rest
+    bias, other, stride, padding, dilation, *epilogue_args = rest
     window = [*weight.shape[2:]], stride, both(padding), dilation
     rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, template, [*astuple(tile)])
     size = sides(x.shape[2:], *window)
-    return with_epilogue(rows, x, size, bias, other, *words)
+    return with_epilogue(rows, x, size, bias, other, *epilogue_args)
 
 
 def _lower_depthwise(
@@ -262,10 +293,10 @@ def _lower_depthwise(
     tile: list[int],
 ) -> Any:
     x, taps_ = dense(x, last=True), dense(taps_)
-    known = {"depthwise": conv_depthwise, "strips": conv_strips}[template]
-    chosen = known.Tile(*tile)
+    template_module = {"depthwise": conv_depthwise, "strips": conv_strips}[template]
+    chosen = template_module.Tile(*tile)
     batch, *image = ints(x.get_size())
-    constants = known.constants(batch, image, window, stride, padding, dilation, chosen)
+    constants = template_module.constants(batch, image, window, stride, padding, dilation, chosen)
     return _kernel(template, (x, taps_), chosen.num_warps, constants)
 
 
@@ -273,31 +304,31 @@ def _lower_depthwise(
 
 
 def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
+    operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
-    if given["groups"] == 1 or given["groups"] == x.shape[1] == weight.shape[0]:
-        return "it is not in groups of several channels"
+    if constants["groups"] == 1 or constants["groups"] == x.shape[1] == weight.shape[0]:
+        return "it has no groups of several channels"
     if reason := why_not_multiplied(problem):
         return reason
     if math.prod(ints(weight.shape[2:])) > conv_grouped.MOST_PLACES:
-        return "its window is too large"
+        return "its kernel is too large"
     if tile.BLOCK_N > conv_grouped.WIDE and not problem.arch.startswith("sm_90"):
-        return "its sums fit where tensor cores read shared memory, and were timed on Hopper alone"
-    fits = conv_grouped.fits(tile, ints(weight.shape), *ints([given["groups"]]))
+        return "its wide tile was measured on Hopper only, whose tensor cores read shared memory"
+    fits = conv_grouped.fits(tile, ints(weight.shape), *ints([constants["groups"]]))
     return None if fits else "the tile does not fit"
 
 
 def _blocks_of(tile: conv_grouped.Tile, weight: Tensor, groups: int) -> Blocks:
-    found = tile.blocks(weight.shape, groups)
-    assert found is not None
-    return found
+    blocks = tile.blocks(weight.shape, groups)
+    assert blocks is not None
+    return blocks
 
 
 def _grouped_matrix(tile: conv_grouped.Tile, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return _blocks_of(tile, weight, rest[7]).of_weight(weight)
 
 
-def _grouped(
+def _conv_grouped(
     tile: conv_grouped.Tile, blocks: Tensor, x: Tensor, weight: Tensor, *rest: Any
 ) -> Tensor:
     bias, other, stride, padding, dilation, _, _, groups, *_ = rest
@@ -322,16 +353,16 @@ def _lower_grouped(
     x, blocks = dense(x, last=True), dense(blocks)
     chosen = conv_grouped.Tile(*tile)
     batch, *image = ints(x.get_size())
-    around = window, stride, padding, dilation
-    constants = conv_grouped.constants(batch, image, columns, groups, *around, chosen)
+    geometry = window, stride, padding, dilation
+    constants = conv_grouped.constants(batch, image, columns, groups, *geometry, chosen)
     return _kernel("grouped", (x, blocks), chosen.num_warps, constants)
 
 
-# All of them.
+# All templates.
 
 
-def _kernel(name: str, inputs: tuple[Any, ...], warps: int, given: Mapping[str, Any]) -> Any:
-    return kernel(name, SOURCES[name], GRIDS[name], inputs, warps, given)
+def _kernel(name: str, inputs: tuple[Any, ...], warps: int, constants: Mapping[str, Any]) -> Any:
+    return kernel(name, SOURCES[name], GRIDS[name], inputs, warps, constants)
 
 
 SOURCES = {
@@ -343,17 +374,17 @@ SOURCES = {
 
 
 def in_blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
-    """A grid with a program for each block of rows and columns."""
+    """Return a grid with a program for each block of M and N."""
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 
 def counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
-    """A grid of as many blocks as the constants say, by blocks of columns."""
+    """Return a grid of as many blocks as the constants give, by blocks of N."""
     return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
 
 
 def in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
-    """The blocks of the same pixels one after the other, which find them in the cache."""
+    """Return a 1-D grid with blocks of equal pixels next to each other, for cache reuse."""
     return cdiv(rows, meta["BLOCK_M"]) * meta["BLOCKS_N"], 1, 1
 
 
@@ -388,7 +419,7 @@ FAMILIES: dict[str, tuple[Any, ...]] = {
     ),
     "grouped": (
         conv_grouped.TILES,
-        _grouped,
+        _conv_grouped,
         _why_not_grouped,
         _grouped_matrix,
         conv_grouped.XE_TILES,
@@ -402,7 +433,7 @@ CALLS = tuple(
 
 
 def register() -> None:
-    """Add the lowerings of these ops to Inductor's registry."""
+    """Add the lowerings of the convolution templates to Inductor's registry."""
     depthwise = torch.ops.ipex.conv_depthwise.default
     register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
     register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)

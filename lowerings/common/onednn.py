@@ -1,4 +1,4 @@
-"""A call of one of oneDNN's products, as generated Python or C++."""
+"""Calls of oneDNN's fused ops, as generated Python or C++."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from torch._inductor import ir, mkldnn_ir
 
 _ops: Any = torch.ops.mkldnn
-SHIMS = {  # the functions that C++ calls, behind `aoti_torch_cpu_`
+SHIMS = {  # names of the C++ functions after `aoti_torch_cpu_`
     _ops._convolution_pointwise.default: "mkldnn__convolution_pointwise",
     _ops._convolution_pointwise.binary: "mkldnn__convolution_pointwise_binary",
     _ops._convolution_transpose_pointwise.default: "mkldnn__convolution_transpose_pointwise",
@@ -17,9 +17,9 @@ SHIMS = {  # the functions that C++ calls, behind `aoti_torch_cpu_`
 
 
 class OneDnnCall(mkldnn_ir.ConvolutionUnary):
-    """An extern call of our own, because the ops with an addend have no fake implementation.
+    """Extern call of a oneDNN op; the ops with an addend have no fake implementation.
 
-    Torch's class brings the header that declares the functions.
+    Torch's base class brings the header that declares the functions.
     """
 
     def __init__(

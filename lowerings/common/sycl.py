@@ -1,7 +1,8 @@
-"""`ipex::sycl_*`: whether this machine has the kernels that a graph would call, and as choices.
+"""SYCL kernels as lowerings of `ipex::sycl_*`: whether this machine has them, and as candidates.
 
-The operators are calls to Inductor; templates/sycl/calls.py is what they run. On the CPU an option
-has them taken. On Intel's GPUs they stand beside torch's oneDNN as choices, with any epilogue.
+To Inductor the operators are extern calls; `templates/sycl/calls.py` runs the kernels. On the CPU
+an option selects them. On Intel GPUs they are candidates beside torch's oneDNN, with any
+epilogue.
 """
 
 import functools
@@ -23,7 +24,7 @@ from ipex_inductor.templates.sycl.source import Source as Source
 from ipex_inductor.templates.sycl.tiles import ENGINES, blocks, tiles
 
 PRODUCT, GROUPED = "ipex.sycl.product", "ipex.sycl.grouped"
-TEXTS = {  # by the template, what its digest is of
+TEXTS = {  # by template: source files that its digest covers
     PRODUCT: (
         *(*HEAD, "engine.cpp", "matrix.cpp", "lanes.cpp"),
         *("rows.cpp", "window.cpp", "product.cpp"),
@@ -33,31 +34,38 @@ TEXTS = {  # by the template, what its digest is of
 
 
 def installed() -> str:
-    """What runs kernels here, in words."""
+    """Return a description of the SYCL runtime installed here."""
     from ipex_inductor.templates.sycl import wheels
 
     try:
-        here = wheels.runtime()
+        runtime = wheels.runtime()
     except SyclAbsentError:
         return "absent"
-    return f"{here.named}, CPU device {here.cpu_version or 'absent'}"
+    return f"{runtime.named}, CPU device {runtime.cpu_version or 'absent'}"
 
 
 def register() -> None:
-    """Put the kernels behind the operators."""
+    """Register the kernels as implementations of the operators."""
     from ipex_inductor.templates.sycl import calls
 
     calls.register()
 
 
 def why_not(dtype: torch.dtype, gather: str, few: bool, binary: str, unary: str) -> str:
-    """Why there is no kernel on the CPU, or ""; it is compiled and loaded, unless it was before.
+    """Return why no kernel is available on the CPU, or "".
 
-    `gather`: "rows", "window", or "groups"; `few`: it is for one row.
+    The kernel is compiled and loaded, unless it was before.
+
+    Args:
+        dtype: dtype of the operands.
+        gather: "rows", "window", or "groups".
+        few: whether the kernel is for one row.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
     """
     reason = _why_not_on(torch.device("cpu"), dtype, gather, few, binary, unary)
-    if reason and dtype in WORDS:  # which was asked for by name
-        say(f"SYCL's CPU device does not compute, oneDNN does: {reason}")
+    if reason and dtype in WORDS:  # The option requested it for this dtype.
+        say(f"oneDNN is used instead of SYCL's CPU device: {reason}")
     return reason
 
 
@@ -73,20 +81,20 @@ def _why_not_on(
     from ipex_inductor.templates.sycl import calls
     from ipex_inductor.templates.sycl.product import Epilogue
 
-    found = calls.kernel(device, dtype, gather, few, Epilogue(binary, unary), block)
-    return found if isinstance(found, str) else ""
+    kernel = calls.kernel(device, dtype, gather, few, Epilogue(binary, unary), block)
+    return kernel if isinstance(kernel, str) else ""
 
 
-# As choices on Intel's GPUs.
+# Candidates on Intel GPUs.
 
 
 def arch_of(problem: Problem) -> str:
-    """Its architecture without the device's name: `xe:20.1`."""
+    """Return the problem's architecture without the device's name, like `xe:20.1`."""
     return ":".join(problem.arch.split(":")[:2])
 
 
 def source_for(problem: Problem, choice: Choice) -> Source:
-    """The kernel that `choice`, one of ours, runs for `problem`."""
+    """Return the source of the SYCL kernel that `choice` runs for `problem`."""
     from ipex_inductor.templates.sycl import calls
     from ipex_inductor.templates.sycl.product import Epilogue
 
@@ -96,13 +104,13 @@ def source_for(problem: Problem, choice: Choice) -> Source:
 
 
 def is_ours(choice: Choice) -> bool:
-    """Whether it is a kernel in SYCL."""
+    """Return whether `choice` is a SYCL kernel."""
     return choice.name in TEXTS
 
 
 def _dtype(problem: Problem) -> torch.dtype:
-    found: torch.dtype = getattr(torch, named(problem)["x"].dtype)
-    return found
+    dtype: torch.dtype = getattr(torch, named(problem)["x"].dtype)
+    return dtype
 
 
 def _words(problem: Problem) -> tuple[str, str]:
@@ -149,8 +157,10 @@ def _linear(
     scalars: list[float],
     form: bool,
 ) -> Tensor:
-    words = binary, unary, scalars, block
-    result: Tensor = torch.ops.ipex.sycl_linear(x, packed, weight.shape[0], bias, other, *words)
+    epilogue_args = binary, unary, scalars, block
+    result: Tensor = torch.ops.ipex.sycl_linear(
+        x, packed, weight.shape[0], bias, other, *epilogue_args
+    )
     return result
 
 
@@ -172,11 +182,30 @@ def _conv(
     scalars: list[float],
     form: str,
 ) -> Tensor:
-    """The result lies as the image does."""
-    both = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
+    """Compute the convolution by a SYCL kernel; the result has the memory format of the activation.
+
+    Args:
+        block: block of the kernel; "" for a grouped convolution.
+        packed: packed weight.
+        x: activation.
+        weight: weight [N, C, h, w]; only its shape is used.
+        bias: bias [N], or None.
+        other: addend of the epilogue, or None.
+        stride: stride of both spatial dimensions.
+        padding: padding of the spatial dimensions.
+        dilation: dilation of both spatial dimensions.
+        transposed: always False.
+        output_padding: unused.
+        groups: number of groups.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
+        scalars: scalars of the unary op.
+        form: unused.
+    """
+    pads = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
     last = x.is_contiguous(memory_format=torch.channels_last)
     result: Tensor = torch.ops.ipex.sycl_conv(
-        *(x, packed, weight.shape[0], bias, other, [*weight.shape[2:]], stride, both, dilation),
+        *(x, packed, weight.shape[0], bias, other, [*weight.shape[2:]], stride, pads, dilation),
         *(groups, binary, unary, scalars, last, block),
     )
     return result
@@ -200,19 +229,23 @@ def _why_not(block: str, problem: Problem) -> str | None:
 
 
 def _why_not_conv(block: str, problem: Problem) -> str | None:
-    x, given = named(problem)["x"], problem.constants
-    if given["transposed"]:
+    x, constants = named(problem)["x"], problem.constants
+    if constants["transposed"]:
         return "no kernel in SYCL is for transposed convolutions"
     if len(x.shape) != 4:
         return "it is not over a plane"
-    if (given["groups"] == 1) != bool(block):
+    if (constants["groups"] == 1) != bool(block):
         return "it is grouped" if block else "it is not grouped"
     lies = problem.symbols or is_channels_last(x) or x.stride[-1] == 1
-    return _why_not(block, problem) if lies else "its image lies neither way"
+    return (
+        _why_not(block, problem)
+        if lies
+        else "its activation is not channels-last, and its rows are not contiguous"
+    )
 
 
 def _ready(block: str, problem: Problem, device: torch.device) -> str:
-    """Why the kernel is not to be had on `device`, or ""; it is compiled and loaded."""
+    """Return why the kernel is not available on `device`, or ""; it is compiled and loaded."""
     binary, unary = _words(problem)
     return _why_not_on(device, _dtype(problem), _gather(problem), False, binary, unary, block)
 

@@ -1,4 +1,4 @@
-"""Our Triton templates as nodes of Inductor's, behind which it fuses what follows."""
+"""Our Triton templates as Inductor nodes, into which it fuses the epilogue."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,20 +21,20 @@ Grid = Callable[..., tuple[Any, ...]]
 
 
 def in_turns(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
-    """A grid of programs that go through blocks in turns."""
+    """Return the grid of a persistent kernel: each program loops over blocks."""
     return meta["PROGRAMS"], 1, 1
 
 
 @functools.cache
 def template(name: str, source: str, grid: Grid) -> Any:
-    """Inductor knows templates by name, one of each in a process."""
+    """Return Inductor's template object, one for each name in a process."""
     from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 
     return TritonTemplate(name, SymbolicGridFn(grid), source)
 
 
 def node(
-    known: Any,
+    kernel_template: Any,
     inputs: Sequence[Any],
     layout: Any,
     warps: int,
@@ -43,11 +43,19 @@ def node(
     workspace: int = 0,
     **constants: Any,
 ) -> Any:
-    """The result of the template on `inputs`, of which `written` are results too.
+    """Return the result of a template.
 
-    `workspace`: bytes that it may write, which nobody sets up.
+    Args:
+        kernel_template: Inductor's template object.
+        inputs: input nodes.
+        layout: layout of the result.
+        warps: warps of a program.
+        stages: pipeline stages.
+        written: inputs that the template writes.
+        workspace: bytes of uninitialized memory that it may write.
+        constants: constants of the template.
     """
-    caller = known.generate(
+    caller = kernel_template.generate(
         input_nodes=tuple(inputs),
         layout=layout,
         num_stages=stages,
@@ -70,7 +78,7 @@ def _workspace(size: int, device: torch.device) -> Any:
     )
 
 
-# Where the result has 16 bits, in which they are the same.
+# Short forms of activations, equal to the full ones in results of 16 bits.
 SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
 
 
@@ -82,12 +90,21 @@ def behind(
     unary: str,
     scalars: Sequence[float],
 ) -> Tensor:
-    """The epilogue of sums that are not rounded, in torch's ops; rounded to `dtype` after it."""
+    """Apply the epilogue to unrounded sums as torch ops, then round to `dtype`.
+
+    Args:
+        sums: result of the GEMM.
+        dtype: dtype of the result.
+        other: addend, or None.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
+        scalars: scalars of the unary op.
+    """
     if dtype.itemsize == 2 and sums.dtype == torch.float32 and unary in SHORT:
-        made = SHORT[unary](epilogue.apply(sums, other, binary, "none", []))
+        result = SHORT[unary](epilogue.apply(sums, other, binary, "none", []))
     else:
-        made = epilogue.apply(sums, other, binary, unary, scalars)
-    return made.to(dtype)
+        result = epilogue.apply(sums, other, binary, unary, scalars)
+    return result.to(dtype)
 
 
 def behind_rows(
@@ -98,10 +115,18 @@ def behind_rows(
     unary: str,
     scalars: Sequence[float],
 ) -> Tensor:
-    """`behind` for a linear layer on `x`, each row of which has its sums.
+    """Apply the epilogue of a linear layer on `x` to its sums, then round to the dtype of `x`.
 
-    As a matrix until the end: through a view that splits its rows Inductor fuses nothing into a
-    template on a GPU.
+    The ops work on a matrix until the end: on a GPU, Inductor does not fuse ops into a template
+    through a view that splits its rows.
+
+    Args:
+        sums: result of the GEMM, [M, N].
+        x: activation [..., K] of M rows.
+        other: addend [..., N], or None.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
+        scalars: scalars of the unary op.
     """
     size = *x.shape[:-1], sums.shape[-1]
     rows = None if other is None else other.reshape(sums.shape)
@@ -109,7 +134,7 @@ def behind_rows(
 
 
 def dense(x: Any, last: bool = False) -> Any:
-    """`x` in memory, contiguous or channels-last."""
+    """Return `x` in memory, contiguous or channels-last, copied if necessary."""
     sizes = x.get_size()
     strides = (
         ir.FlexibleLayout.stride_ordered(sizes, ir.NHWC_STRIDE_ORDER)
@@ -120,22 +145,28 @@ def dense(x: Any, last: bool = False) -> Any:
 
 
 def aligned(x: Any, vector: int) -> Any:
-    """`x` where a copy engine's vector of so many bytes may begin: a part of a tensor may not."""
+    """Return `x`, copied if its start is not aligned to TMA vectors of `vector` bytes.
+
+    Only a part of a larger tensor may start unaligned.
+    """
     begins = x.get_layout().offset * x.get_dtype().itemsize
     return ir.ExternKernel.copy_input(x) if begins % vector else x
 
 
 @functools.cache
 def facts(arch: str) -> tuple[int, int]:
-    """Multiprocessors, and bytes of shared memory; of an unknown one the least that is alike."""
+    """Return the number of multiprocessors and the bytes of shared memory of an architecture.
+
+    For an unknown one these are the minimum over the most similar known devices.
+    """
     try:
-        known = target.described(arch)
+        device = target.described(arch)
     except TargetError:
-        known = None
+        device = None
     level, maker = arch.split(":")[0], arch[:3]
     starts = (level, maker, "sm_")
-    alike = ([t for t in target.table() if t.arch.startswith(start)] for start in starts)
-    table = [known] if known else next(filter(None, alike))
+    similar = ([t for t in target.table() if t.arch.startswith(start)] for start in starts)
+    table = [device] if device else next(filter(None, similar))
     return (
         min(t.multiprocessors for t in table),
         min(t.shared_memory for t in table if t.shared_memory),
@@ -151,7 +182,17 @@ def calls(
     arrange: Callable[..., Tensor] | None = None,
     xe: Sequence[Any] = (),
 ) -> tuple[Call, ...]:
-    """A call for each tile, a dataclass, which all functions take first; `xe`: Intel's GPUs'."""
+    """Return a call for each tile of a template.
+
+    Args:
+        name: name of the template in records.
+        source: source of the template.
+        tiles: tiles, which are dataclasses; all functions take one as the first argument.
+        body: computes the op.
+        why_not: returns why a tile may not compute a problem, or None.
+        arrange: preprocesses the weight, if given.
+        xe: tiles for Intel GPUs.
+    """
     return tuple(
         Call(
             name,
@@ -168,28 +209,38 @@ def calls(
 def _why_not(
     why_not: Callable[[Any, Problem], str | None],
     tile: Any,
-    others: bool,
-    xes: bool,
+    for_others: bool,
+    for_xe: bool,
     problem: Problem,
 ) -> str | None:
-    """That tile's reason, which may be that its warps are another maker's: of 16 lanes, or more."""
-    here = xes if is_xe(problem.arch) else others
-    return why_not(tile, problem) or (None if here else f"the tile is not for {problem.arch}")
+    """Return why a tile may not compute `problem`, or None.
+
+    A tile for Intel GPUs has warps of 16 lanes, and serves no other GPUs; nor the other way round.
+
+    Args:
+        why_not: reason of the template itself.
+        tile: tile to check.
+        for_others: whether the tile is for GPUs of other makers.
+        for_xe: whether the tile is for Intel GPUs.
+        problem: problem to compute.
+    """
+    matches = for_xe if is_xe(problem.arch) else for_others
+    return why_not(tile, problem) or (None if matches else f"the tile is not for {problem.arch}")
 
 
 def is_xe(arch: str) -> bool:
-    """Whether it is one of Intel's GPUs."""
+    """Return whether an architecture is an Intel GPU."""
     return arch.startswith("xe:")
 
 
-# What Intel's Triton multiplies by a matrix engine: on those of 16 columns (PVC, BMG, LNL, PTL).
-# Elsewhere our products spill thousands of bytes (`benchmarks/triton_xe.py`).
+# Dtypes and architectures for which Intel's Triton uses a matrix engine: engines of 16 columns
+# (PVC, BMG, LNL, PTL). Elsewhere our GEMMs spill thousands of bytes (`benchmarks/triton_xe.py`).
 XE_PRODUCTS = frozenset({"bfloat16", "float16"})
 XE_ENGINES = frozenset({"12.60", "20.1", "20.4", "30.0"})
 
 
 def why_no_product(arch: str, dtype: str) -> str | None:
-    """Why no product of ours is for that GPU of Intel's; None where one is, and for others'."""
+    """Return why an Intel GPU cannot run our GEMMs; None if it can, and for other GPUs."""
     if not is_xe(arch):
         return None
     if dtype not in XE_PRODUCTS:

@@ -1,1 +1,1 @@
-"""Lower convolutions."""
+"""Lowerings of convolutions and pools."""

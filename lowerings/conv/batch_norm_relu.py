@@ -1,7 +1,7 @@
-"""`ipex::conv_preactivated`: norm and relu in the kernel that multiplies, where that is faster.
+"""Lowering of `ipex::conv_preactivated` (BN+ReLU+conv1x1) to one kernel where that is faster.
 
-Apart means that the graph stays as it is: what they make is written, side by side, and what its
-convolution gets is chosen as of any other.
+"Apart" means that the graph stays as it is: the results of norm and ReLU are concatenated in
+memory, and the kernel of the convolution is chosen as for any other convolution.
 """
 
 import functools
@@ -34,58 +34,66 @@ from ipex_inductor.templates.triton import batch_norm_relu
 from ipex_inductor.templates.triton.batch_norm_relu import Tile
 
 NAMES = ("stride", "padding", "dilation", "transposed", "output_padding", "groups")
-VECTOR = 8  # numbers of 16 bits that are loaded at once
+VECTOR = 8  # 16-bit elements that are loaded at once
 
 
 def apart(problem: Problem) -> Problem:
-    """The convolution of what norm and relu make."""
-    given = named(problem)
-    x, weight = given["x"], given["weight"]
+    """Return the problem of the convolution that reads the result of norm and ReLU."""
+    by_name = named(problem)
+    x, weight = by_name["x"], by_name["weight"]
     batch, _, height, width = ints(x.shape)
     channels = int(weight.shape[1])
     strides = height * width * channels, 1, width * channels, channels
-    image = Operand((batch, channels, height, width), strides, x.dtype)
-    operands = image, weight, *([given["bias"]] if "bias" in given else [])
-    words = {name: problem.constants[name] for name in ("unary", "scalars")}
-    words |= {} if "bias" in given else {"bias": None}
-    window = ((tuple(v) if isinstance(v, list) else v) for v in op.WINDOW)
-    words |= dict(zip(NAMES, window, strict=True))
-    words |= {"other": None, "binary": "none", "packed": ""}
+    activation = Operand((batch, channels, height, width), strides, x.dtype)
+    operands = (
+        activation,
+        weight,
+        *([by_name["bias"]] if "bias" in by_name else []),
+    )
+    constants = {name: problem.constants[name] for name in ("unary", "scalars")}
+    constants |= {} if "bias" in by_name else {"bias": None}
+    geometry = ((tuple(v) if isinstance(v, list) else v) for v in op.WINDOW)
+    constants |= dict(zip(NAMES, geometry, strict=True))
+    constants |= {"other": None, "binary": "none", "packed": ""}
     name = str(torch.ops.ipex.conv.default)
-    return replace(problem, op=name, operands=operands, constants=words, epilogue="")
+    return replace(problem, op=name, operands=operands, constants=constants, epilogue="")
 
 
 def _why_odd(problem: Problem) -> str | None:
-    """Why neither together nor apart is measured."""
+    """Return why neither the fused kernel nor separate ops can be measured, or None."""
     if problem.symbols:
         return "its sizes vary"
     x = named(problem)["x"]
     return None if len(x.shape) == 4 else "it is not over a plane"
 
 
-def _why_not_apart(call: Call, problem: Problem) -> str | None:
+def _why_not_separate(call: Call, problem: Problem) -> str | None:
     if reason := _why_odd(problem):
         return reason
-    alone = apart(problem)
-    return call.why_not(alone) if call.has_epilogue(alone) else "it has another epilogue"
+    conv_problem = apart(problem)
+    return (
+        call.why_not(conv_problem)
+        if call.has_epilogue(conv_problem)
+        else "its epilogue is not supported"
+    )
 
 
-def _apart(call: Call, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
+def _run_separately(call: Call, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
     *norm, unary, scalars = rest
     image = op.activated(x, *norm)
     return call.body(image, weight, bias, None, *op.WINDOW, "none", unary, scalars, "")
 
 
-def _calls_apart() -> tuple[Call, ...]:
-    """Those of the convolution that a library has; the first is Inductor's.
+def _separate_calls() -> tuple[Call, ...]:
+    """Return the library's calls of the convolution with separate norm and ReLU, default first.
 
-    What a template of ours would gain beside it is less than a pass over the image takes.
+    Our templates are left out: their gain is less than the time of one pass over the activation.
     """
     return tuple(
         Call(
             call.name,
-            functools.partial(_apart, call),
-            functools.partial(_why_not_apart, call),
+            functools.partial(_run_separately, call),
+            functools.partial(_why_not_separate, call),
             apart=True,
         )
         for call in conv.CALLS
@@ -99,43 +107,53 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     if not problem.arch.startswith("sm_"):
         return f"the template is not for {problem.arch}"
     operands = named(problem)
-    first, *others = _parts(operands)
-    if not all(map(is_channels_last, (first, *others))):
+    first, *more_parts = _parts(operands)
+    if not all(map(is_channels_last, (first, *more_parts))):
         return "a part is not channels-last"
-    if len({first.dtype, *(o.dtype for o in others)}) > 1:
+    if len({first.dtype, *(o.dtype for o in more_parts)}) > 1:
         return "its parts are of several dtypes"
-    if len({o.shape for o in others}) > 1:
-        return "its parts are of several widths"
-    widths = [int(o.shape[1]) for o in (first, *others)]
+    if len({o.shape for o in more_parts}) > 1:
+        return "its parts have different channel counts"
+    widths = [int(o.shape[1]) for o in (first, *more_parts)]
     if any(width % VECTOR for width in widths):
-        return "its pixels do not begin at whole vectors"
-    if others and batch_norm_relu.lane(widths[1]) > tile.BLOCK_K:
-        return "a part is wider than a step"
+        return "its pixels are not aligned to vectors"
+    if more_parts and batch_norm_relu.lane(widths[1]) > tile.BLOCK_K:
+        return "a part has more channels than a K step"
     batch, _, *image = ints(first.shape)
-    multiprocessors, room = facts(problem.arch)
+    multiprocessors, shared_memory = facts(problem.arch)
     columns = int(operands["weight"].shape[0])
     if not batch_norm_relu.fits(tile, batch * math.prod(image), columns, multiprocessors):
         return "the tile does not fit"
     itemsize = getattr(torch, first.dtype).itemsize
-    return None if tile.shared(itemsize) <= room else "there is no shared memory for its stages"
+    return None if tile.shared(itemsize) <= shared_memory else "its stages exceed the shared memory"
 
 
 def _parts(operands: dict[str, Operand]) -> list[Operand]:
     return [o for name, o in operands.items() if name == "x" or name.startswith("more")]
 
 
-def _arranged(tile: Tile, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
+def _fold_norm(tile: Tile, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
     gamma, beta, mean, variance, epsilon, *_ = rest
     return op.affine(gamma, beta, mean, variance, epsilon)
 
 
-def _together(
+def _run_fused(
     tile: Tile, affine: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
 ) -> Tensor:
-    """By the template. The epilogue is of unrounded sums; the result is rounded once."""
+    """Run the fused template; its epilogue uses unrounded sums, and the result is rounded once.
+
+    Args:
+        tile: tile of the template.
+        affine: scale and shift of the norm, [2, C].
+        x: first part of the input, channels-last.
+        weight: weight [N, C, 1, 1].
+        bias: bias [N], or None.
+        rest: remaining arguments of the op; the last three are the other parts of the input, the
+            unary op and its scalars.
+    """
     *_, more, unary, scalars = rest
-    given = x, affine, weight.flatten(1), bias, more
-    rows = torch.ops.ipex.preactivated_rows(*given, [*astuple(tile)])
+    operands = x, affine, weight.flatten(1), bias, more
+    rows = torch.ops.ipex.preactivated_rows(*operands, [*astuple(tile)])
     return with_epilogue(rows, x, x.shape[2:], None, None, "none", unary, scalars, "")
 
 
@@ -146,9 +164,9 @@ def _lower(
     x, *more = (dense(part, last=True) for part in (x, *more))
     factors = [dense(t) for t in (affine, weight, bias) if t is not None]
     batch, first, *image = ints(x.get_size())
-    each = ints(more[0].get_size())[1] if more else 0
+    part_channels = ints(more[0].get_size())[1] if more else 0
     rows, columns = batch * math.prod(image), ints(weight.get_size())[0]
-    known = rows, columns, first, each, len(more), bias is not None, chosen
+    sizes = rows, columns, first, part_channels, len(more), bias is not None, chosen
     return node(
         template("ipex_preactivated", batch_norm_relu.SOURCE, in_turns),
         (x, *factors, *more),
@@ -156,19 +174,19 @@ def _lower(
         chosen.num_warps,
         chosen.num_stages,
         ALLOW_TF32=False,
-        **batch_norm_relu.constants(*known),
+        **batch_norm_relu.constants(*sizes),
     )
 
 
 CALLS = (
-    *_calls_apart(),
+    *_separate_calls(),
     *calls(
         batch_norm_relu.NAME,
         batch_norm_relu.SOURCE,
         batch_norm_relu.TILES,
-        _together,
+        _run_fused,
         _why_not,
-        _arranged,
+        _fold_norm,
     ),
 )
 

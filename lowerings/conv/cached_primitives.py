@@ -1,4 +1,4 @@
-"""Lower `ipex::kept_conv` to a cached primitive of oneDNN, called from Python or C++."""
+"""Lowering of `ipex::kept_conv` to a cached oneDNN primitive, called from Python or C++."""
 
 import json
 from typing import Any
@@ -15,22 +15,22 @@ NAME = "ipex_kept"  # in generated code
 
 
 class KeptCall(OurCall):
-    """In C++ of the primitive, which Python makes."""
+    """Call of a cached primitive; in C++ it uses the primitive that Python creates."""
 
     imported = cached_primitives.__name__
 
     def in_cpp(self) -> str:
-        """The statements."""
+        """Return the C++ statements of the call."""
         x, arranged, *rest = map(address, self.inputs)
         geometry = Geometry.of(self.constant_args[0])
         bias = rest[0] if geometry.biased else "nullptr"
         other = rest[-1] if geometry.added else "nullptr"
         pointers = ", ".join((x, arranged, bias, other, address(self)))
-        words = json.dumps(self.constant_args)
-        return f'{{ static IpexKept kept{{R"({words})"}}; kept({pointers}); }}'
+        constants = json.dumps(self.constant_args)
+        return f'{{ static IpexKept kept{{R"({constants})"}}; kept({pointers}); }}'
 
 
-def _kept(
+def _lower_kept_conv(
     x: Any,
     arranged: Any,
     bias: Any,
@@ -50,7 +50,11 @@ def _kept(
 
 
 def why_not(packaged: bool = False) -> str | None:
-    """Why generated code, or a package's, cannot call them, None when it can."""
+    """Return why generated code cannot call cached primitives; None if it can.
+
+    Args:
+        packaged: whether the code is part of a package.
+    """
     if packaged:
         return "neither packages nor code for other CPUs calls them"
     return cached_primitives.why_not() or cached_primitives.why_no_more()
@@ -58,4 +62,4 @@ def why_not(packaged: bool = False) -> str | None:
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(cached_primitives.KEPT_CONV, type_promotion_kind=None)(_kept)
+    register_lowering(cached_primitives.KEPT_CONV, type_promotion_kind=None)(_lower_kept_conv)

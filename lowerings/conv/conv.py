@@ -1,4 +1,4 @@
-"""`ipex::conv` to oneDNN's convolution with a fused epilogue; on a GPU to cuDNN's or a product."""
+"""Lowering of `ipex::conv` to oneDNN with a fused epilogue; on a GPU to cuDNN or a GEMM."""
 
 from typing import Any
 
@@ -50,10 +50,27 @@ def _conv(
     scalars: list[float],
     packed: str,
 ) -> Any:
-    """A call on channels-last tensors, so that no reorder stands between convolutions."""
-    word = UNARY[unary]
+    """Lower to a oneDNN call on channels-last tensors, so that no reorder is between convolutions.
+
+    Args:
+        x: activation.
+        weight: weight, packed by oneDNN if `packed` is set.
+        bias: bias, or None.
+        other: addend of the epilogue, or None.
+        stride: stride of each spatial dimension.
+        padding: padding of each spatial dimension.
+        dilation: dilation of each spatial dimension.
+        transposed: whether it is a transposed convolution.
+        output_padding: output padding of a transposed convolution.
+        groups: number of groups.
+        binary: name of the epilogue's binary op, or "none".
+        unary: name of the epilogue's unary op, or "none".
+        scalars: scalars of the unary op.
+        packed: layout of a packed weight; "" for a plain weight.
+    """
+    activation = UNARY[unary]
     tensors = [channels_last(x), weight if packed else channels_last(weight)]
-    epilogue: list[Any] = [word.word, scalars, word.algorithm]
+    epilogue: list[Any] = [activation.word, scalars, activation.algorithm]
     if transposed:
         op = torch.ops.mkldnn._convolution_transpose_pointwise.default
         constants = [padding, output_padding, stride, dilation, groups, *epilogue]
@@ -63,7 +80,7 @@ def _conv(
     else:
         op = torch.ops.mkldnn._convolution_pointwise.binary
         tensors.insert(1, channels_last(other))
-        epilogue[0] = None if unary == "none" else word.word
+        epilogue[0] = None if unary == "none" else activation.word
         constants = [padding, stride, dilation, groups, binary, 1.0, *epilogue]
     if bias is None:
         constants.insert(0, None)
@@ -79,40 +96,41 @@ def _conv(
 
 
 def _dies_here(node: torch.fx.Node) -> bool:
-    """Whether the result of `node` may take the place of its addend, which nothing reads later.
+    """Return whether the result of `node` may overwrite its addend, which nothing reads later.
 
-    Only for what a convolution wrote and others read: no view, and not the input of `node` itself.
+    This is allowed only for an addend that a convolution wrote and that only earlier nodes read. A
+    view and the input of `node` itself are excluded.
     """
-    other = node.args[3]
-    assert isinstance(other, torch.fx.Node)
+    addend = node.args[3]
+    assert isinstance(addend, torch.fx.Node)
     ours = torch.ops.ipex
-    own = (ours.conv.default, ours.blocked.default, ours.winograd.default, KEPT_CONV)
-    others = [user for user in other.users if user is not node]
+    conv_ops = (ours.conv.default, ours.blocked.default, ours.winograd.default, KEPT_CONV)
+    other_users = [user for user in addend.users if user is not node]
     return (
-        other.target in own
-        and other is not node.args[0]
-        and all(user.target in own and user < node for user in others)
+        addend.target in conv_ops
+        and addend is not node.args[0]
+        and all(user.target in conv_ops and user < node for user in other_users)
     )
 
 
 def _order(dims: int) -> list[int]:
-    """The stride order of channels-last in `dims` dimensions: NHWC_STRIDE_ORDER for four."""
+    """Return the stride order of channels-last in `dims` dimensions: NHWC_STRIDE_ORDER for four."""
     return [dims - 1, 0, *range(dims - 2, 0, -1)]
 
 
 def channels_last(x: Any) -> Any:
-    """`x` in memory, channels-last: a copy if it does not lie so."""
+    """Return `x` in memory in channels-last order, copied if its strides differ."""
     order = _order(len(x.get_size()))
     return ir.ExternKernel.require_stride_order(ir.ExternKernel.realize_input(x), order)
 
 
 def contiguous(x: Any) -> Any:
-    """`x` in memory without gaps: a copy if it does not lie so."""
+    """Return `x` in memory without gaps, copied if it is not contiguous."""
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
 
 
 def _layout(x: Any) -> ir.FixedLayout:
-    """The channels-last layout of the node that is being lowered."""
+    """Return the channels-last layout of the result of the node that is being lowered."""
     shape = V.graph.current_node.meta["val"].shape
     size = [s.node.expr if isinstance(s, torch.SymInt) else s for s in shape]
     strides = ir.FlexibleLayout.stride_ordered(size, _order(len(size)))
@@ -129,21 +147,32 @@ def _cudnn_conv_relu(
     dilation: list[int],
     groups: int,
 ) -> Any:
-    """aten's op itself: through ours, each call would go through Python once more."""
+    """Lower to aten's cuDNN op itself: a call of our op would go through Python once more.
+
+    Args:
+        x: activation.
+        weight: weight.
+        bias: bias, or None.
+        other: addend, or None.
+        stride: stride of each spatial dimension.
+        padding: padding of each spatial dimension.
+        dilation: dilation of each spatial dimension.
+        groups: number of groups.
+    """
     tensors = [channels_last(x), channels_last(weight)]
     if bias is not None:
         bias = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias))
-    window = (bias, stride, padding, dilation, groups)
+    geometry = (bias, stride, padding, dilation, groups)
     if other is None:
-        call = LibraryCall(aten.cudnn_convolution_relu.default, _layout(x), [*tensors, *window])
+        call = LibraryCall(aten.cudnn_convolution_relu.default, _layout(x), [*tensors, *geometry])
     else:
         addend = (channels_last(other), 1.0)
         add = aten.cudnn_convolution_add_relu.default
-        call = LibraryCall(add, _layout(x), [*tensors, *addend, *window])
+        call = LibraryCall(add, _layout(x), [*tensors, *addend, *geometry])
     return ir.TensorBox.create(call)
 
 
-def _plain(*args: Any) -> Tensor:
+def _run_reference(*args: Any) -> Tensor:
     return reference(*args[:-1])
 
 
@@ -158,18 +187,18 @@ def _cudnn(
     transposed: bool,
     output_padding: list[int],
     groups: int,
-    *words: Any,
+    *epilogue_args: Any,
 ) -> Tensor:
-    both = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
-    window = (stride, both, dilation, groups)
-    result: Tensor = torch.ops.ipex.cudnn_conv_relu(x, weight, bias, other, *window)
+    padding_2d = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
+    geometry = (stride, padding_2d, dilation, groups)
+    result: Tensor = torch.ops.ipex.cudnn_conv_relu(x, weight, bias, other, *geometry)
     return result
 
 
-def _product(
+def _run_gemm(
     x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *rest: Any
 ) -> Tensor:
-    """A window of one pixel, where channels-last rows are those of a matrix: both are views."""
+    """Compute a 1x1 convolution as a GEMM on the rows of channels-last tensors, which are views."""
     *_, binary, unary, scalars, _ = rest
     product = image_of(rows_of(x) @ rows_of(weight).t(), len(x), *x.shape[2:])
     if bias is not None:
@@ -177,7 +206,9 @@ def _product(
     return epilogue.apply(product, other, binary, unary, scalars)
 
 
-def _product_activation(x: Tensor, weight: Tensor, bias: Tensor, other: None, *rest: Any) -> Tensor:
+def _run_gemm_activation(
+    x: Tensor, weight: Tensor, bias: Tensor, other: None, *rest: Any
+) -> Tensor:
     rows = addmm_activation(rows_of(x), rows_of(weight), bias, rest[-3])
     return image_of(rows, len(x), *x.shape[2:])
 
@@ -186,67 +217,69 @@ def _why_not(problem: Problem) -> str | None:
     reason = why_not(problem)
     if reason is not None:
         return reason
-    operands, given = named(problem), problem.constants
-    if given["transposed"]:
+    operands, constants = named(problem), problem.constants
+    if constants["transposed"]:
         return "cuDNN has no epilogue of a transposed convolution"
     if len(operands["x"].shape) != 4:
         return "it is not over a plane"
-    if given["groups"] != 1:
+    if constants["groups"] != 1:
         return "it is grouped"
-    images = (operands[name] for name in ("x", "weight", "other") if name in operands)
-    if not all(map(is_channels_last, images)) or operands["x"].stride[1] != 1:
+    tensors = (operands[name] for name in ("x", "weight", "other") if name in operands)
+    if not all(map(is_channels_last, tensors)) or operands["x"].stride[1] != 1:
         return "its tensors are not channels-last"
     return None
 
 
 def _why_not_cudnn(problem: Problem) -> str | None:
-    obeyed = problem.settings
-    if not obeyed.get("cudnn.enabled", True):
+    settings = problem.settings
+    if not settings.get("cudnn.enabled", True):
         return "cuDNN is switched off (torch.backends.cudnn)"
-    if obeyed.get("cudnn.deterministic") or obeyed.get("deterministic"):
+    if settings.get("cudnn.deterministic") or settings.get("deterministic"):
         return "its fused convolutions may differ from run to run"
     return _why_not(problem)
 
 
-def _why_not_product(problem: Problem) -> str | None:
+def _why_not_gemm(problem: Problem) -> str | None:
     if len(named(problem)["x"].shape) == 4 and not conv_templates.is_product(problem):
-        return "its window is more than one pixel"
+        return "it is no 1x1 convolution with stride 1 and without padding"
     return _why_not(problem)
 
 
 def _why_not_activation(problem: Problem) -> str | None:
-    no_bias = "cuBLASLt's epilogue is behind a bias" if "bias" not in named(problem) else None
-    return no_bias or _why_not_product(problem)
+    no_bias = "cuBLASLt's epilogue needs a bias" if "bias" not in named(problem) else None
+    return no_bias or _why_not_gemm(problem)
 
 
-def _filled(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """Channels of zeros behind those of the weight, so that pixels are whole vectors."""
+def _pad_channels(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Return the weight with its channels zero-padded, so that pixels are whole vectors."""
     return F.pad(weight, (0, 0, 0, 0, 0, -weight.shape[1] % (VECTOR // weight.itemsize)))
 
 
-def _on_filled(filled: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    more = filled.shape[1] - weight.shape[1]
-    return _plain(F.pad(x, (0, 0, 0, 0, 0, more)), filled, *rest)
+def _run_padded(filled: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    missing = filled.shape[1] - weight.shape[1]
+    return _run_reference(F.pad(x, (0, 0, 0, 0, 0, missing)), filled, *rest)
 
 
-def _why_not_filled(problem: Problem) -> str | None:
+def _why_not_padded(problem: Problem) -> str | None:
     if reason := _why_not(problem):
         return reason
     x = named(problem)["x"]
     channels, vector = int(x.shape[1]), VECTOR // getattr(torch, x.dtype).itemsize
     if channels <= vector // 2:
-        return "of so few a stem's template is faster (benchmarks/few_channels.py)"
-    return None if channels % vector else "its pixels are whole vectors as they are"
+        return (
+            "the small-channel template is faster for so few channels (benchmarks/few_channels.py)"
+        )
+    return None if channels % vector else "its pixels are already whole vectors"
 
 
-# What computes it on a GPU; the first is what Inductor does.
+# Calls that compute the op on a GPU. The first is Inductor's default.
 CALLS = (
-    Call("aten.convolution", _plain, always),
+    Call("aten.convolution", _run_reference, always),
     Call("cudnn.convolution_relu", _cudnn, _why_not_cudnn, frozenset({("none", "relu")})),
     Call("cudnn.convolution_add_relu", _cudnn, _why_not_cudnn, frozenset({("add", "relu")})),
-    Call("aten.mm", _product, _why_not_product),
-    Call("cublaslt.addmm_activation", _product_activation, _why_not_activation, ACTIVATIONS),
-    Call("aten.convolution_padded", _on_filled, _why_not_filled, arrange=_filled),
+    Call("aten.mm", _run_gemm, _why_not_gemm),
+    Call("cublaslt.addmm_activation", _run_gemm_activation, _why_not_activation, ACTIVATIONS),
+    Call("aten.convolution_padded", _run_padded, _why_not_padded, arrange=_pad_channels),
     *conv_templates.CALLS,
     *conv_many.CALLS,
     *weight_stationary.CONV_CALLS,
@@ -257,7 +290,7 @@ CALLS = (
 
 
 def register() -> None:
-    """Add the lowerings of this family to Inductor's registry."""
+    """Add the lowerings of convolutions to Inductor's registry."""
     register_lowering(torch.ops.ipex.conv.default, type_promotion_kind=None)(_conv)
     cudnn = torch.ops.ipex.cudnn_conv_relu.default
     register_lowering(cudnn, type_promotion_kind=None)(_cudnn_conv_relu)

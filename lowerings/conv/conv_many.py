@@ -1,6 +1,7 @@
-"""Convolutions of many channels in Triton: products that gather their rows, or fetch them as boxes.
+"""Triton convolutions of many channels: implicit GEMMs that gather rows or load TMA tiles.
 
-As those of `conv_templates.py`: offered beside a library's calls, lowered where chosen.
+Like the templates of `conv_templates.py`, they are candidates beside a library's calls and are
+lowered where chosen.
 """
 
 import math
@@ -37,20 +38,20 @@ from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton import conv_fprop, conv_tma, weight_stationary
 
 Tile = conv_fprop.Tile | conv_tma.Tile
-# Batch, image, channels of the result; window, stride, padding, dilation.
+# Batch, activation [C, H, W], output channels; kernel, stride, padding, dilation.
 Shape = tuple[int, list[int], int, list[int], list[int], list[int], list[int]]
 
 
 def _why_not(problem: Problem) -> str | None:
-    """What neither has."""
-    operands, given = named(problem), problem.constants
+    """Return why neither template can compute `problem`, or None."""
+    operands, constants = named(problem), problem.constants
     x = operands["x"]
-    if given["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
-        return "it is grouped, or of few channels"
+    if constants["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
+        return "it is grouped or has too few channels"
     if reason := why_not_multiplied(problem):
         return reason
     short = int(x.shape[1]) <= weight_stationary.MOST_TERMS and not is_xe(problem.arch)
-    return "as a streamed product it is faster" if short and is_product(problem) else None
+    return "the weight-stationary GEMM is faster" if short and is_product(problem) else None
 
 
 def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
@@ -59,10 +60,10 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
         return reason
     out_channels, channels, *window = ints(named(problem)["weight"].shape)
     if math.prod(window) > conv_fprop.MOST_PLACES:
-        return "its window is too large"
+        return "its kernel is too large"
     wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
     if wide and _intensity(problem) > conv_fprop.MOST_INTENSE:
-        return "it is bound by arithmetic, where cuDNN is faster"
+        return "it is compute-bound, where cuDNN is faster"
     return None if conv_fprop.fits(tile, channels, out_channels) else "the tile does not fit"
 
 
@@ -72,7 +73,7 @@ def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
         return reason
     out_channels, channels, *window = ints(named(problem)["weight"].shape)
     if math.prod(window) > conv_tma.MOST_PLACES:
-        return "its window is too large"
+        return "its kernel is too large"
     image, elements = named(problem)["x"], _pixels(problem) * out_channels
     return why_not_in_boxes(tile, problem, image, [channels], out_channels, elements)
 
@@ -85,46 +86,55 @@ def why_not_in_boxes(
     out_channels: int,
     elements: int,
 ) -> str | None:
-    """Why boxes are not for so many `elements` of a result, summed up from `terms` channels.
+    """Return why the TMA template cannot compute a convolution; None if it can.
 
-    `image` is what is read in steps of the problem's stride.
+    Args:
+        tile: tile of the template.
+        problem: problem of the convolution.
+        image: activation that is read in steps of the problem's stride.
+        terms: channel counts that are summed up.
+        out_channels: output channels, N.
+        elements: elements of the result.
     """
     if not problem.arch.startswith("sm_90"):
         return "it is for Hopper's copy engine"
     if any(channels % conv_tma.FEWEST_TERMS for channels in terms):
-        return "its channels are no whole steps"
+        return "its channels are not a multiple of the K step"
     stride = ints(problem.constants["stride"])
     if any(size % step for size, step in zip(ints(image.shape[2:]), stride, strict=True)):
-        return "its strides do not divide the image"
+        return "its strides do not divide the activation"
     if not conv_tma.fits(tile, out_channels):
         return "the tile does not fit"
-    multiprocessors, room = facts(problem.arch)
-    if shared_by_boxes(tile, terms, getattr(torch, image.dtype)) > room:
-        return "it takes more shared memory than there is"
+    multiprocessors, shared_memory = facts(problem.arch)
+    if shared_by_boxes(tile, terms, getattr(torch, image.dtype)) > shared_memory:
+        return "it exceeds the shared memory"
     blocks = elements / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"
 
 
 def shared_by_boxes(tile: conv_tma.Tile, terms: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes of shared memory of a program whose largest step is of one of these channels."""
+    """Return a program's bytes of shared memory for the largest K step of `terms` channels."""
     return tile.shared(max(map(conv_tma.terms_of, terms)), dtype.itemsize)
 
 
 def _pixels(problem: Problem) -> int:
-    operands, given = named(problem), problem.constants
+    """Return the number of output pixels of the whole batch."""
+    operands, constants = named(problem), problem.constants
     batch, _, *size = ints(operands["x"].shape)
-    stride, padding, dilation = (ints(given[name]) for name in ("stride", "padding", "dilation"))
-    window = ints(operands["weight"].shape[2:])
-    return batch * math.prod(sides(size, window, stride, both(padding), dilation))
+    stride, padding, dilation = (
+        ints(constants[name]) for name in ("stride", "padding", "dilation")
+    )
+    kernel_size = ints(operands["weight"].shape[2:])
+    return batch * math.prod(sides(size, kernel_size, stride, both(padding), dilation))
 
 
 def _intensity(problem: Problem) -> float:
-    """Operations a byte, of image, result and addend."""
+    """Return the operations per byte of activation, result and addend."""
     operands, pixels = named(problem), _pixels(problem)
     x, weight = ints(operands["x"].shape), ints(operands["weight"].shape)
-    made = pixels * weight[0] * (2 if "other" in operands else 1)
+    written = pixels * weight[0] * (2 if "other" in operands else 1)
     size: int = getattr(torch, operands["x"].dtype).itemsize
-    return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + made))
+    return 2 * pixels * math.prod(weight) / (size * (math.prod(x) + written))
 
 
 def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
@@ -133,10 +143,10 @@ def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 def _conv(template: str) -> Any:
     def body(tile: Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        bias, other, stride, padding, dilation, *words = rest
-        window = [*weight.shape[2:]], stride, both(padding), dilation
-        made = torch.ops.ipex.conv_fprop(x, rows, *window, template, [*astuple(tile)])
-        return with_epilogue(made, x, sides(x.shape[2:], *window), bias, other, *words)
+        bias, other, stride, padding, dilation, *epilogue_args = rest
+        geometry = [*weight.shape[2:]], stride, both(padding), dilation
+        sums = torch.ops.ipex.conv_fprop(x, rows, *geometry, template, [*astuple(tile)])
+        return with_epilogue(sums, x, sides(x.shape[2:], *geometry), bias, other, *epilogue_args)
 
     return body
 
@@ -160,20 +170,20 @@ def _lower(
 
 def _lower_fprop(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
     chosen = conv_fprop.Tile(*tile)
-    known = conv_fprop.constants(*shape, chosen)
+    constants = conv_fprop.constants(*shape, chosen)
     source, warps, stages = conv_fprop.SOURCE, chosen.num_warps, chosen.num_stages
-    return kernel("fprop", source, in_a_row, inputs, warps, known, stages)
+    return kernel("fprop", source, in_a_row, inputs, warps, constants, stages)
 
 
 def _lower_boxes(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
     chosen = conv_tma.Tile(*tile)
-    x, rows = (aligned(each, conv_tma.VECTOR) for each in inputs)
-    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
+    x, rows = (aligned(tensor, conv_tma.VECTOR) for tensor in inputs)
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
     shared = shared_by_boxes(chosen, shape[1][:1], x.get_dtype())
-    programs = multiprocessors * max(1, room // shared)
-    known = conv_tma.constants(*shape, chosen, programs)
+    programs = multiprocessors * max(1, shared_memory // shared)
+    constants = conv_tma.constants(*shape, chosen, programs)
     source, warps, stages = conv_tma.SOURCE, chosen.num_warps, chosen.num_stages
-    return kernel("boxes", source, in_turns, (x, rows), warps, known, stages)
+    return kernel("boxes", source, in_turns, (x, rows), warps, constants, stages)
 
 
 CALLS = (

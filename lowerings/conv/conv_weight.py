@@ -1,4 +1,4 @@
-"""What computes `ipex::conv_weight_grad` on a GPU: the library, or our template of few channels."""
+"""Candidates for `ipex::conv_weight_grad` on a GPU: the library or the small-channel template."""
 
 import math
 from dataclasses import astuple
@@ -24,21 +24,23 @@ from ipex_inductor.templates.triton.conv_small_channel_weight import Tile
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
+    operands, constants = named(problem), problem.constants
     grad, x, weight = (operands[name] for name in ("grad", "x", "weight"))
     if not problem.arch.startswith(("sm_", "gfx")):
         return f"our templates are not for {problem.arch}"
     if problem.symbols:
         return "its sizes vary"
-    if len(x.shape) != 4 or {len(ints(given[n])) for n in ("stride", "padding", "dilation")} != {2}:
+    if len(x.shape) != 4 or {
+        len(ints(constants[n])) for n in ("stride", "padding", "dilation")
+    } != {2}:
         return "it is not over a plane"
-    if given["groups"] != 1 or int(x.shape[1]) > FEW_CHANNELS:
-        return "it has more than a few channels"
-    if given["dilation"] != (1, 1):
-        return "its window is dilated"
+    if constants["groups"] != 1 or int(x.shape[1]) > FEW_CHANNELS:
+        return "it is grouped or has too many channels for the small-channel template"
+    if constants["dilation"] != (1, 1):
+        return "its kernel is dilated"
     dtypes = {operand.dtype for operand in operands.values()}
     if len(dtypes) != 1 or not dtypes <= DTYPES:
-        return f"no template has it in {', '.join(sorted(dtypes))}"
+        return f"no template supports it in {', '.join(sorted(dtypes))}"
     if x.dtype == "float32":
         return NO_TF32
     if any(size == 0 for operand in operands.values() for size in operand.shape):
@@ -48,26 +50,28 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     last = is_channels_last(x)
     if not last and not empty(x, torch.device("meta")).is_contiguous():
         return "its input is neither channels-last nor contiguous"
-    window, stride, padding = (ints(s) for s in (weight.shape[2:], *_around(problem)))
-    return _why_not_tile(tile, problem, runs(ints(x.shape[1:]), window, stride, padding, last))
+    kernel_size, stride, padding = (
+        ints(s) for s in (weight.shape[2:], *_stride_and_padding(problem))
+    )
+    return _why_not_tile(tile, problem, runs(ints(x.shape[1:]), kernel_size, stride, padding, last))
 
 
-def _around(problem: Problem) -> tuple[Any, Any]:
+def _stride_and_padding(problem: Problem) -> tuple[Any, Any]:
     return problem.constants["stride"], problem.constants["padding"]
 
 
-def _why_not_tile(tile: Tile, problem: Problem, found: Runs) -> str | None:
+def _why_not_tile(tile: Tile, problem: Problem, patch_runs: Runs) -> str | None:
     grad = named(problem)["grad"]
-    if not conv_small_channel_weight.fits(tile, int(grad.shape[1]), found):
+    if not conv_small_channel_weight.fits(tile, int(grad.shape[1]), patch_runs):
         return "the tile does not fit"
-    _, room = facts(problem.arch)
+    _, shared_memory = facts(problem.arch)
     itemsize = getattr(torch, grad.dtype).itemsize
-    if not tile.fitting(room, conv_small_channel_weight.terms_of(found), itemsize):
-        return "its stages take more shared memory than there is"
+    if not tile.fitting(shared_memory, conv_small_channel_weight.terms_of(patch_runs), itemsize):
+        return "its stages exceed the shared memory"
     return None
 
 
-def _computed(
+def _weight_gradient(
     tile: Tile,
     grad: Tensor,
     x: Tensor,
@@ -77,27 +81,40 @@ def _computed(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """Parts are added up and rounded once, in torch's ops."""
-    last, window = x.is_contiguous(memory_format=torch.channels_last), [*weight.shape[2:]]
-    found = runs(x.shape[1:], window, stride, padding, last)
-    terms, pixels = conv_small_channel_weight.terms_of(found), grad.numel() // len(weight)
-    multiprocessors, room = facts(selector_hook.arch_of(x.device))
-    fitting = tile.fitting(room, terms, x.element_size())
+    """Compute the weight gradient by the template; torch ops sum its parts and round once.
+
+    Args:
+        tile: tile of the template.
+        grad: gradient of the output, channels-last.
+        x: activation, channels-last or contiguous.
+        weight: weight [N, C, h, w].
+        stride: stride of both spatial dimensions.
+        padding: padding of both spatial dimensions.
+        dilation: dilation, always (1, 1).
+        groups: number of groups, always 1.
+    """
+    last, kernel_size = x.is_contiguous(memory_format=torch.channels_last), [*weight.shape[2:]]
+    patch_runs = runs(x.shape[1:], kernel_size, stride, padding, last)
+    terms, pixels = conv_small_channel_weight.terms_of(patch_runs), grad.numel() // len(weight)
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.device))
+    fitting = tile.fitting(shared_memory, terms, x.element_size())
     sizes = pixels, len(weight), terms, tile, multiprocessors * max(1, fitting)
-    around = window, stride, padding, last
-    each = conv_small_channel_weight.division(*sizes) * tile.BLOCK_M
+    geometry = kernel_size, stride, padding, last
+    pixels_per_part = conv_small_channel_weight.division(*sizes) * tile.BLOCK_M
     columns = math.prod(tile.parts(terms)) * tile.BLOCK_K
-    sums = torch.ops.ipex.conv_stem_weight(grad, x, *around, each, columns, [*astuple(tile)])
+    sums = torch.ops.ipex.conv_stem_weight(
+        grad, x, *geometry, pixels_per_part, columns, [*astuple(tile)]
+    )
     matrix = sums.view(-1, len(weight), columns).sum(0).t()
-    made = restored(matrix, found, x.shape[1], window, last).to(grad.dtype)
-    return made.contiguous(memory_format=_format(x, weight))
+    gradient = restored(matrix, patch_runs, x.shape[1], kernel_size, last).to(grad.dtype)
+    return gradient.contiguous(memory_format=_format(x, weight))
 
 
 def _format(x: Tensor, weight: Tensor) -> torch.memory_format:
-    """As cuDNN gives it: channels-last where either is."""
+    """Return cuDNN's memory format of the gradient: channels-last if either tensor is."""
     last = torch.channels_last
-    given = {suggest_memory_format(each) for each in (x, weight)}
-    return last if last in given else torch.contiguous_format
+    formats = {suggest_memory_format(tensor) for tensor in (x, weight)}
+    return last if last in formats else torch.contiguous_format
 
 
 def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
@@ -118,7 +135,7 @@ def _lower(
     grad, x = dense(grad, last=True), dense(x, last)
     chosen = Tile(*tile)
     batch, *image = ints(x.get_size())
-    around = window, stride, padding, last
+    geometry = window, stride, padding, last
     channels, steps = ints(grad.get_size())[1], pixels // chosen.BLOCK_M
     size = ints(V.graph.current_node.meta["val"].shape)
     return node(
@@ -128,18 +145,18 @@ def _lower(
         chosen.num_warps,
         chosen.num_stages,
         ALLOW_TF32=False,
-        **conv_small_channel_weight.constants(batch, image, channels, *around, steps, chosen),
+        **conv_small_channel_weight.constants(batch, image, channels, *geometry, steps, chosen),
     )
 
 
-# The first is what Inductor does.
+# The first is Inductor's default.
 CALLS = (
     Call("aten.convolution_backward", reference, always),
     *calls(
         conv_small_channel_weight.NAME,
         conv_small_channel_weight.SOURCE,
         conv_small_channel_weight.TILES,
-        _computed,
+        _weight_gradient,
         _why_not,
     ),
 )

@@ -1,4 +1,4 @@
-"""Max pools in training as templates of ours (`templates/triton/pool.py`)."""
+"""Lowerings of max pools in training to our templates (`templates/triton/pool.py`)."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ipex_inductor.lowerings.common.templated import dense, node, template
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton import pool
 
-STAGES = 2  # there is no loop in them
+STAGES = 2  # The kernels have no loop to pipeline.
 
 
 def _lower_forward(
@@ -26,18 +26,20 @@ def _lower_forward(
 ) -> list[Any]:
     x = dense(x, last=True)
     batch, *image = ints(x.get_size())
-    around = window, stride, padding
-    pooled = sides(image[1:], *around)
+    geometry = window, stride, padding
+    pooled = sides(image[1:], *geometry)
     tile = pool.tile_for(image[0])
-    constants = pool.constants(batch, image, pooled, *around, tile)
+    constants = pool.constants(batch, image, pooled, *geometry, tile)
     size = [constants["PIXELS"], image[0]]
     offsets = empty_strided(size, None, dtype=torch.int8, device=x.get_device())
     offsets.realize()
     result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
-    known = template("ipex_norm_relu_pool", pool.FORWARD, in_blocks)
+    pool_template = template("ipex_norm_relu_pool", pool.FORWARD, in_blocks)
     inputs = (x, *map(dense, (mean, rstd, weight, bias)), offsets)
-    made = node(known, inputs, result, tile.num_warps, STAGES, written=[offsets], **constants)
-    return [made, offsets]
+    pooled_rows = node(
+        pool_template, inputs, result, tile.num_warps, STAGES, written=[offsets], **constants
+    )
+    return [pooled_rows, offsets]
 
 
 def _lower_backward(
@@ -51,12 +53,12 @@ def _lower_backward(
     grad, offsets = dense(grad, last=True), dense(offsets, last=True)
     batch, channels, *pooled = ints(grad.get_size())
     tile = pool.tile_for(channels)
-    around = window, stride, padding
-    constants = pool.constants(batch, (channels, *image), pooled, *around, tile)
+    geometry = window, stride, padding
+    constants = pool.constants(batch, (channels, *image), pooled, *geometry, tile)
     size = [batch * image[0] * image[1], channels]
     result = ir.FixedLayout(grad.get_device(), grad.get_dtype(), size)
-    known = template("ipex_max_pool_backward", pool.BACKWARD, _steps)
-    return node(known, (grad, offsets), result, tile.num_warps, STAGES, **constants)
+    pool_template = template("ipex_max_pool_backward", pool.BACKWARD, _steps)
+    return node(pool_template, (grad, offsets), result, tile.num_warps, STAGES, **constants)
 
 
 def _steps(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
-"""`ipex::conv_shortcut`: both products in one kernel of ours, where that is faster than apart.
+"""Lowering of `ipex::conv_shortcut` (residual conv): both GEMMs in one kernel where that is faster.
 
-Apart means that the graph stays as it is: what each convolution gets is chosen as of any other.
+"Apart" means that the graph stays as it is: the kernel of each convolution is chosen as for any
+other convolution.
 """
 
 import functools
@@ -36,48 +37,49 @@ from ipex_inductor.templates.triton import conv_tma, weight_stationary
 from ipex_inductor.templates.triton import residual as shortcut
 
 STREAMED, BOXES = "ipex.triton.shortcut_streamed", "ipex.triton.shortcut_boxes"
-# Of the convolution that adds, as an op of ours.
+# Arguments of the `ipex::conv` that adds the projection.
 ADDING: dict[str, Any] = {"stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
 ADDING |= {"transposed": False, "output_padding": [0, 0], "groups": 1}
 ADDING |= {"binary": "add", "unary": "relu", "scalars": [], "packed": ""}
 
 
 def apart(problem: Problem) -> Problem:
-    """The convolution that adds what the other one made."""
+    """Return the problem of the convolution that adds the projection's result."""
     x, weight, bias, *_ = problem.operands
     batch, _, height, width = ints(x.shape)
     out = int(weight.shape[0])
     size, stride = (batch, out, height, width), (height * width * out, 1, width * out, out)
     operands = x, weight, bias, Operand(size, stride, x.dtype)
-    given = {k: tuple(v) if isinstance(v, list) else v for k, v in ADDING.items()}
+    constants = {k: tuple(v) if isinstance(v, list) else v for k, v in ADDING.items()}
     op = str(torch.ops.ipex.conv.default)
-    return replace(problem, op=op, operands=operands, constants=given, epilogue="")
+    return replace(problem, op=op, operands=operands, constants=constants, epilogue="")
 
 
 def _why_varied(problem: Problem) -> str | None:
     return "its sizes vary" if problem.symbols else None
 
 
-def _why_not_apart(call: Call, problem: Problem) -> str | None:
+def _why_not_separate(call: Call, problem: Problem) -> str | None:
     return _why_varied(problem) or call.why_not(apart(problem))
 
 
-def _apart(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
+def _run_separately(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
     source, projection, stride = shortcut
-    beside = torch.conv2d(source, projection, None, stride)
-    return call.body(x, weight, bias, beside, *ADDING.values())
+    projected = torch.conv2d(source, projection, None, stride)
+    return call.body(x, weight, bias, projected, *ADDING.values())
 
 
-def _calls_apart() -> tuple[Call, ...]:
-    """Of what adds: those that a library has, and products of rows. The first is Inductor's.
+def _separate_calls() -> tuple[Call, ...]:
+    """Return the calls of the adding convolution that keep the ops separate, default first.
 
-    What arranges a weight first is left out: it is for windows, or slower than these.
+    These are the library's calls and GEMMs. A call that arranges a weight first is left out: it is
+    for larger kernels, or slower than these.
     """
     return tuple(
         Call(
             call.name,
-            functools.partial(_apart, call),
-            functools.partial(_why_not_apart, call),
+            functools.partial(_run_separately, call),
+            functools.partial(_why_not_separate, call),
             parameters=call.parameters,
             version=call.version,
             apart=True,
@@ -90,22 +92,22 @@ def _calls_apart() -> tuple[Call, ...]:
 
 
 def _why_not(problem: Problem) -> str | None:
-    """What neither template has."""
+    """Return why neither template can compute `problem`, or None."""
     if reason := _why_varied(problem) or why_not_multiplied(apart(problem)):
         return reason
     operands = named(problem)
     source, projection = operands["source"], operands["projection"]
     if {source.dtype, projection.dtype} != {operands["x"].dtype}:
-        return "its factors are of several dtypes"
+        return "its operands have different dtypes"
     if 0 in (*source.shape, *projection.shape):
         return "a size is zero"
     if not is_channels_last(source):
         return "the shortcut's input is not channels-last"
-    return "no template has it on Intel's GPUs" if is_xe(problem.arch) else None
+    return "no template supports it on Intel GPUs" if is_xe(problem.arch) else None
 
 
 def _sizes(problem: Problem) -> tuple[int, int, tuple[int, int]]:
-    """Rows, columns, and the terms of both sums."""
+    """Return M, N, and the K of both sums."""
     operands = named(problem)
     batch, terms, *image = ints(operands["x"].shape)
     out, other_terms = int(operands["weight"].shape[0]), int(operands["source"].shape[1])
@@ -119,8 +121,10 @@ def _why_not_streamed(tile: weight_stationary.Tile, problem: Problem) -> str | N
     if reason := why_not_streams(tile, rows, columns, terms):
         return reason
     itemsize = getattr(torch, problem.operands[0].dtype).itemsize
-    _, room = facts(problem.arch)
-    return why_too_few(tile, min(tile.programs, room // shortcut.shared(tile, *terms, itemsize)))
+    _, shared_memory = facts(problem.arch)
+    return why_too_few(
+        tile, min(tile.programs, shared_memory // shortcut.shared(tile, *terms, itemsize))
+    )
 
 
 def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
@@ -131,7 +135,7 @@ def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
     return why_not_in_boxes(tile, problem, source, terms, columns, rows * columns)
 
 
-def _together(kind: str, tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+def _run_fused(kind: str, tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     bias, source, projection, stride = rest
     matrices = weight.flatten(1), bias, source, projection.flatten(1)
     rows = torch.ops.ipex.shortcut_rows(x, *matrices, stride, kind, [*astuple(tile)])
@@ -152,18 +156,18 @@ def _lower(
     weight, bias, projection = map(dense, (weight, bias, projection))
     batch, *image = ints(x.get_size())
     read, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
-    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
     chosen: weight_stationary.Tile | conv_tma.Tile
     if kind == "boxes":
         chosen, text = conv_tma.Tile(*tile), shortcut.BOXES
         x, weight, source, projection = (
-            aligned(each, conv_tma.VECTOR) for each in (x, weight, source, projection)
+            aligned(tensor, conv_tma.VECTOR) for tensor in (x, weight, source, projection)
         )
-        fitting = room // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
+        fitting = shared_memory // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
     else:
         chosen, text = weight_stationary.Tile(*tile), shortcut.STREAMED
-        taken = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
-        fitting = min(chosen.programs, room // taken)
+        shared_bytes = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
+        fitting = min(chosen.programs, shared_memory // shared_bytes)
     programs = multiprocessors * max(1, fitting)
     return node(
         template(f"ipex_shortcut_{kind}", text, in_turns),
@@ -177,19 +181,19 @@ def _lower(
 
 
 CALLS = (
-    *_calls_apart(),
+    *_separate_calls(),
     *calls(
         STREAMED,
         shortcut.STREAMED,
         shortcut.STREAMED_TILES,
-        functools.partial(_together, "streamed"),
+        functools.partial(_run_fused, "streamed"),
         _why_not_streamed,
     ),
     *calls(
         BOXES,
         shortcut.BOXES,
         shortcut.BOXES_TILES,
-        functools.partial(_together, "boxes"),
+        functools.partial(_run_fused, "boxes"),
         _why_not_boxes,
     ),
 )

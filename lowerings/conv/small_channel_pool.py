@@ -1,7 +1,7 @@
-"""`ipex::conv_pool`: a stem and its pool in one kernel of ours, where that is faster than apart.
+"""Lowering of `ipex::conv_pool`, a small-channel convolution and its max pool, to one kernel.
 
-Apart means that the graph stays as it is: the convolution gets what is chosen of it as of any
-other, and the pool is Inductor's.
+"Apart" means that the graph stays as it is: the kernel of the convolution is chosen as for any
+other convolution, and the pool is Inductor's.
 """
 
 import functools
@@ -35,34 +35,36 @@ from ipex_inductor.templates.triton import conv_small_channel_pool
 from ipex_inductor.templates.triton.conv_small_channel_pool import Tile
 
 NAME = "ipex.triton.stem_pool"
-STAGES = 2  # nothing of its loop is overlapped
-MOST = 2**31 - 1  # elements of an image
-HALVES = ("bfloat16", "float16")  # of which a register has two
-# Of the convolution, as an op of ours, behind its stride and padding.
+STAGES = 2  # The kernel's loop is not pipelined.
+MOST = 2**31 - 1  # elements of an activation of one sample
+HALVES = ("bfloat16", "float16")  # dtypes of which a register holds two elements
+# Arguments of `ipex::conv` after its stride and padding.
 REST: dict[str, Any] = {"dilation": [1, 1], "transposed": False, "output_padding": [0, 0]}
 REST |= {"groups": 1, "binary": "none", "unary": "relu", "scalars": [], "packed": ""}
 
 
 def apart(problem: Problem) -> Problem:
-    """The convolution with its relu."""
+    """Return the problem of the convolution with its ReLU."""
     rest = {k: tuple(v) if isinstance(v, list) else v for k, v in REST.items()}
-    given = {**problem.constants, "other": None, **rest}
+    constants = {**problem.constants, "other": None, **rest}
     operands = (*named(problem).values(),)
     op = str(torch.ops.ipex.conv.default)
-    return replace(problem, op=op, operands=operands, constants=given, epilogue="")
+    return replace(problem, op=op, operands=operands, constants=constants, epilogue="")
 
 
-def _as_conv(x: Tensor, weight: Tensor, bias: Tensor | None, *around: list[int]) -> tuple[Any, ...]:
-    return x, weight, bias, None, *around, *REST.values()
+def _as_conv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: list[int]
+) -> tuple[Any, ...]:
+    return x, weight, bias, None, *geometry, *REST.values()
 
 
-def _calls_apart() -> tuple[Call, ...]:
-    """Those of the convolution, with torch's pool behind them. The first is Inductor's."""
+def _separate_calls() -> tuple[Call, ...]:
+    """Return the calls of the convolution with torch's pool after them, default first."""
 
     def body(call: Call, *args: Any) -> Tensor:
-        own = (args[0],) if call.arrange else ()
-        made = call.body(*own, *_as_conv(*args[len(own) :]))
-        return torch.max_pool2d(made, WINDOW, STEP, AROUND)
+        arranged = (args[0],) if call.arrange else ()
+        activation = call.body(*arranged, *_as_conv(*args[len(arranged) :]))
+        return torch.max_pool2d(activation, WINDOW, STEP, AROUND)
 
     def arrange(call: Call, *args: Any) -> Tensor:
         assert call.arrange is not None
@@ -85,10 +87,10 @@ def _calls_apart() -> tuple[Call, ...]:
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
-    operands, given = named(problem), problem.constants
+    operands, constants = named(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if len(x.shape) == 4 and int(weight.shape[1]) > FEW_CHANNELS:
-        return "it has more than a few channels"
+        return "it has too many channels for the small-channel template"
     if reason := why_not_ours(apart(problem)):
         return reason
     if x.dtype not in HALVES:
@@ -100,18 +102,18 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
         return "its input is neither channels-last nor contiguous"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
     if math.prod(image) > MOST:
-        return "the places within an image are no numbers of 32 bits"
-    stride, padding = ints(given["stride"]), both(ints(given["padding"]))
-    found = runs(image, window, stride, padding, last)
-    fits = conv_small_channel_pool.fits(tile, int(weight.shape[0]), found.terms)
+        return "its activation has too many elements for 32-bit indices"
+    stride, padding = ints(constants["stride"]), both(ints(constants["padding"]))
+    patch_runs = runs(image, window, stride, padding, last)
+    fits = conv_small_channel_pool.fits(tile, int(weight.shape[0]), patch_runs.terms)
     return None if fits else "the tile does not fit"
 
 
-def _matrix(tile: Tile, x: Tensor, weight: Tensor, bias: Any, *around: list[int]) -> Tensor:
-    return stem_matrix(tile, x, weight, bias, None, *around)
+def _matrix(tile: Tile, x: Tensor, weight: Tensor, bias: Any, *geometry: list[int]) -> Tensor:
+    return stem_matrix(tile, x, weight, bias, None, *geometry)
 
 
-def _pooled(
+def _run_fused(
     tile: Tile,
     matrix: Tensor,
     x: Tensor,
@@ -120,9 +122,9 @@ def _pooled(
     stride: list[int],
     padding: list[int],
 ) -> Tensor:
-    around = [*weight.shape[2:]], stride, both(padding)
-    rows = torch.ops.ipex.stem_pool_rows(x, matrix, bias, *around, is_last(x), [*astuple(tile)])
-    size = conv_small_channel_pool.pooled(sides(x.shape[2:], *around))
+    geometry = [*weight.shape[2:]], stride, both(padding)
+    rows = torch.ops.ipex.stem_pool_rows(x, matrix, bias, *geometry, is_last(x), [*astuple(tile)])
+    size = conv_small_channel_pool.pooled(sides(x.shape[2:], *geometry))
     return image_of(rows, len(x), *size)
 
 
@@ -141,11 +143,11 @@ def _lower(
     chosen = Tile(*tile)
     batch, *image = ints(x.get_size())
     columns = ints(matrix.get_size())[1]
-    around = window, stride, padding, last, chosen
-    known = conv_small_channel_pool.constants(
-        batch, image, columns, *around, bias is not None, ptx=True
+    geometry = window, stride, padding, last, chosen
+    constants = conv_small_channel_pool.constants(
+        batch, image, columns, *geometry, bias is not None, ptx=True
     )
-    rows = batch * known["POOL_H"] * known["POOL_W"]
+    rows = batch * constants["POOL_H"] * constants["POOL_W"]
     return node(
         template("ipex_stem_pool", conv_small_channel_pool.SOURCE, counted),
         inputs,
@@ -153,17 +155,17 @@ def _lower(
         chosen.num_warps,
         STAGES,
         ALLOW_TF32=False,
-        **known,
+        **constants,
     )
 
 
 CALLS = (
-    *_calls_apart(),
+    *_separate_calls(),
     *calls(
         NAME,
         conv_small_channel_pool.SOURCE,
         conv_small_channel_pool.TILES,
-        _pooled,
+        _run_fused,
         _why_not,
         _matrix,
     ),

@@ -1,4 +1,4 @@
-"""`ipex::winograd` to a call of `templates/cpu/winograd.py`, or in C++ of the kernel itself."""
+"""Lowering of `ipex::winograd` to `templates/cpu/winograd.py`, or in C++ to its kernel."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ NAME = "ipex_winograd"  # in generated code
 
 
 class WinogradCall(OurCall):
-    """In C++ what the template does in Python."""
+    """Call of the Winograd kernel; in C++ it does what the template does in Python."""
 
     imported = winograd.__name__
 
     def in_cpp(self) -> str:
-        """The statements."""
+        """Return the C++ statements of the call."""
         x, weight, *rest = self.inputs
         padding, biased, added, unary = self.constant_args
         plane = winograd.plane_of(x.get_size(), self.get_size(), padding)
@@ -38,8 +38,8 @@ def _winograd(
     tensors = [without_gaps(x, image=True), without_gaps(weight)]
     tensors += [] if bias is None else [without_gaps(bias)]
     tensors += [] if other is None else [without_gaps(other, image=True)]
-    words = winograd.BINARY.index(binary), UNARY.index(unary)
-    constants = tuple(padding), bias is not None, *words
+    epilogue_indices = winograd.BINARY.index(binary), UNARY.index(unary)
+    constants = tuple(padding), bias is not None, *epilogue_indices
     value = V.graph.current_node.meta["val"]
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
     return ir.TensorBox.create(WinogradCall(layout, tensors, constants, python_kernel_name=NAME))

@@ -1,1 +1,1 @@
-"""Lower linear layers and other GEMMs."""
+"""Lowerings of GEMMs."""

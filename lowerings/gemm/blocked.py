@@ -1,4 +1,4 @@
-"""`ipex::blocked` to a call of `templates/cpu/blocked.py`, or in C++ of the kernel itself."""
+"""Lowering of `ipex::blocked` to `templates/cpu/blocked.py`, or in C++ to its kernel."""
 
 import math
 from typing import Any
@@ -14,27 +14,27 @@ NAME = "ipex_blocked"  # in generated code
 
 
 class OurCall(ir.ExternKernelOut):
-    """A call of a kernel for CPUs: in generated Python of a template's `call`, imported once."""
+    """Call of a CPU kernel; generated Python imports a template's `call` once."""
 
     inputs: list[Any]
     imported = blocked.__name__
 
     def codegen(self, wrapper: Any) -> None:
-        """Write the call, and once what it calls."""
+        """Write the call, and once per graph what it depends on."""
         if V.graph.cpp_wrapper:
             self.codegen_comment(wrapper)
             if not hasattr(wrapper, "ipex_kernels"):
-                inside = V.graph.aot_mode  # a package runs without Python
-                wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if inside else ""
-                declared = cpu_library.declared(inside)
-                wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declared)
+                packaged = V.graph.aot_mode  # A package runs without Python.
+                wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if packaged else ""
+                declarations = cpu_library.declared(packaged)
+                wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declarations)
             wrapper.writeline(f"/* {self.python_kernel_name} */ {self.in_cpp()}")
             return
         wrapper.add_import_once(f"from {self.imported} import call as {self.python_kernel_name}")
         super().codegen(wrapper)
 
     def in_cpp(self) -> str:
-        """The statement."""
+        """Return the C++ statement of the call."""
         x, weight, *rest = (address(i) for i in self.inputs)
         columns, biased, binary, unary = self.constant_args
         rows = V.graph.wrapper_code.codegen_sizevar(math.prod(self.get_size()) // columns)
@@ -48,11 +48,11 @@ class OurCall(ir.ExternKernelOut):
 
 
 def address(x: Any) -> str:
-    """Of a tensor's first element, in C++."""
+    """Return the C++ expression of the address of a tensor's first element."""
     return f"ipex_address({x.codegen_reference()})"
 
 
-def _blocked(
+def _lower_blocked(
     x: Any,
     weight: Any,
     bias: Any,
@@ -65,16 +65,20 @@ def _blocked(
     tensors = [without_gaps(x, image), without_gaps(weight)]
     tensors += [] if bias is None else [without_gaps(bias)]
     tensors += [] if other is None else [without_gaps(other, image)]
-    words = columns, bias is not None, blocked.BINARY.index(binary), blocked.UNARY.index(unary)
+    constants = columns, bias is not None, blocked.BINARY.index(binary), blocked.UNARY.index(unary)
     value = V.graph.current_node.meta["val"]
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
-    return ir.TensorBox.create(OurCall(layout, tensors, words, python_kernel_name=NAME))
+    return ir.TensorBox.create(OurCall(layout, tensors, constants, python_kernel_name=NAME))
 
 
 def without_gaps(x: Any, image: bool = False) -> Any:
-    """`x` in memory, with the strides of its shape alone: a copy if it does not lie so.
+    """Return `x` in memory with the dense strides of its shape, copied if it has others.
 
-    `image`: channels-last. (Of half its channels, an image has the order of strides, and gaps.)
+    Half the channels of an activation have the right stride order, but gaps.
+
+    Args:
+        x: node to realize.
+        image: whether the strides are channels-last.
     """
     x = ir.ExternKernel.realize_input(x)
     order = [3, 0, 2, 1] if image else [*reversed(range(len(x.get_size())))]
@@ -83,7 +87,7 @@ def without_gaps(x: Any, image: bool = False) -> Any:
 
 
 def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
-    """Sizes and strides of a node's value, as Inductor's layouts take them."""
+    """Return the sizes and strides of a node's value, as Inductor's layouts take them."""
     sizes, strides = (
         [n.node.expr if isinstance(n, torch.SymInt) else n for n in numbers]
         for numbers in (value.shape, value.stride())
@@ -92,10 +96,14 @@ def expressions(value: torch.Tensor) -> tuple[list[Any], list[Any]]:
 
 
 def why_not(packaged: bool = False) -> str | None:
-    """Why generated code, or a package's, cannot call our kernels here, None when it can."""
+    """Return why generated code cannot call our CPU kernels here; None if it can.
+
+    Args:
+        packaged: whether the code is part of a package.
+    """
     return cpu_library.why_not_in_cpp() if packaged else cpu_library.why_not()
 
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(torch.ops.ipex.blocked.default, type_promotion_kind=None)(_blocked)
+    register_lowering(torch.ops.ipex.blocked.default, type_promotion_kind=None)(_lower_blocked)

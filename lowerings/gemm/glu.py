@@ -1,6 +1,6 @@
-"""`ipex::gated_linear`: both products of a pair in one kernel of ours, where that is faster.
+"""Lowering of `ipex::gated_linear` (GLU) to one kernel for both GEMMs, where that is faster.
 
-Else they are one product of a library, on weights side by side, with Inductor's kernel behind it.
+Otherwise a library computes one GEMM on concatenated weights, followed by Inductor's kernel.
 """
 
 from dataclasses import astuple
@@ -41,19 +41,19 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     if problem.constants["unary"] not in glu.UNARY:
         return "the template has no such activation"
     if ("bias" in operands) != ("gate_bias" in operands):
-        return "one layer alone has a bias"
+        return "only one of the layers has a bias"
     if operands["gate"] != operands["weight"]:
-        return "both weights are not alike"
+        return "its weights differ in shape, layout or dtype"
     columns, terms = ints(operands["weight"].shape)
     fewest = {**FEWEST, "columns": tile.BLOCK_N}
     if reason := why_too_small(fewest, rows_of_layer(problem), columns, terms):
         return reason
     if terms * getattr(torch, operands["x"].dtype).itemsize % VECTOR:
-        return "its rows do not begin where the copy engine does"
+        return "its rows are not aligned for TMA"
     return None
 
 
-def _gated(
+def _run_glu(
     tile: Tile,
     x: Tensor,
     gate: Tensor,
@@ -62,10 +62,20 @@ def _gated(
     bias: Tensor | None,
     unary: str,
 ) -> Tensor:
-    """By the template, of unrounded sums; the result is rounded once."""
+    """Compute the GLU by the template from unrounded sums; the result is rounded once.
+
+    Args:
+        tile: tile of the template.
+        x: activation [..., K].
+        gate: weight of the gate, [N, K].
+        weight: weight of the other GEMM, [N, K].
+        gate_bias: bias of the gate, [N], or None.
+        bias: bias of the other GEMM, [N], or None.
+        unary: activation function of the gate.
+    """
     factors = x.reshape(-1, x.shape[-1]), gate, weight, gate_bias, bias
-    made = torch.ops.ipex.gated_rows(*factors, unary, [*astuple(tile)])
-    result: Tensor = made.to(x.dtype).view(*x.shape[:-1], -1)
+    rows = torch.ops.ipex.gated_rows(*factors, unary, [*astuple(tile)])
+    result: Tensor = rows.to(x.dtype).view(*x.shape[:-1], -1)
     return result
 
 
@@ -73,13 +83,13 @@ def _lower(
     x: Any, gate: Any, weight: Any, gate_bias: Any, bias: Any, unary: str, tile: list[int]
 ) -> Any:
     chosen = Tile(*tile)
-    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
-    programs = multiprocessors * max(1, room // chosen.shared(x.get_dtype().itemsize))
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
+    programs = multiprocessors * max(1, shared_memory // chosen.shared(x.get_dtype().itemsize))
     rows, columns, terms = sizes(x, weight)
     tensors = (t for t in (x, gate, weight, gate_bias, bias) if t is not None)
     return node(
         template("ipex_gated", glu.SOURCE, in_turns),
-        [aligned(dense(each), VECTOR) for each in tensors],
+        [aligned(dense(tensor), VECTOR) for tensor in tensors],
         ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
         chosen.num_warps,
         chosen.num_stages,
@@ -88,10 +98,10 @@ def _lower(
     )
 
 
-# The first is what Inductor does.
+# The first is Inductor's default.
 CALLS = (
     Call("aten.addmm", reference, always),
-    *calls(glu.NAME, glu.SOURCE, glu.TILES, _gated, _why_not),
+    *calls(glu.NAME, glu.SOURCE, glu.TILES, _run_glu, _why_not),
 )
 
 

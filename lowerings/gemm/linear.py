@@ -1,4 +1,4 @@
-"""`ipex::linear` to oneDNN's linear with a fused epilogue; on a GPU to cuBLASLt's."""
+"""Lowering of `ipex::linear` to oneDNN's linear with a fused epilogue; on a GPU to cuBLASLt's."""
 
 from typing import Any
 
@@ -36,17 +36,30 @@ def _linear(
     scalars: list[float],
     packed: bool,
 ) -> Any:
-    """A call on a plain weight (training) or a packed one, which has no strides to ask for."""
-    op, word = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
+    """Lower to a oneDNN call on a plain weight (training) or on a packed one.
+
+    A packed weight has no strides to require.
+
+    Args:
+        x: activation [..., K].
+        weight: weight [N, K].
+        bias: bias [N], or None.
+        other: addend of the epilogue, or None.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
+        scalars: scalars of the unary op.
+        packed: whether oneDNN packed the weight.
+    """
+    op, activation = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
     tensors = [_contiguous(x), weight if packed else _contiguous(weight)]
-    constants: list[Any] = [word.word, scalars, word.algorithm]
+    constants: list[Any] = [activation.word, scalars, activation.algorithm]
     if other is not None:
         tensors.insert(1, _contiguous(other))
         constants = [binary]
     if bias is None:
         constants.insert(0, None)
     else:
-        tensors.append(_contiguous(bias))  # oneDNN does not look at its stride
+        tensors.append(_contiguous(bias))  # oneDNN ignores the bias's stride.
     size = [*x.get_size()[:-1], weight.get_size()[0]]
     layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
     overload = op.default if other is None else op.binary
@@ -57,7 +70,7 @@ def _contiguous(x: Any) -> Any:
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
 
 
-def _plain(*args: Any) -> Tensor:
+def _run_reference(*args: Any) -> Tensor:
     return reference(*args[:-1])
 
 
@@ -71,37 +84,37 @@ def _addmm_activation(
 def _why_not_activation(problem: Problem) -> str | None:
     bias = named(problem).get("bias")
     if bias is None:
-        return "cuBLASLt's epilogue is behind a bias"
+        return "cuBLASLt's epilogue needs a bias"
     if bias.stride != (1,):
         return "its bias is not contiguous"
     return why_not(problem)
 
 
-def _padded(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """Rows of zeros below the weight, so that those of a product are whole vectors."""
+def _pad_weight(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    """Return the weight with N zero-padded, so that rows of the result are whole vectors."""
     return F.pad(weight, (0, 0, 0, -len(weight) % (VECTOR // weight.itemsize)))
 
 
-def _cut(padded: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _run_padded(
+    padded: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> Tensor:
     columns = len(weight)
-    below = bias if bias is None else F.pad(bias, (0, len(padded) - columns))
-    product = F.linear(x, padded, below)[..., :columns].contiguous()
+    padded_bias = bias if bias is None else F.pad(bias, (0, len(padded) - columns))
+    product = F.linear(x, padded, padded_bias)[..., :columns].contiguous()
     return epilogue.apply(product, *rest[:-1])
 
 
 def _why_not_padded(problem: Problem) -> str | None:
     if reason := why_not(problem):
         return reason
-    return (
-        None if software_pipelined.is_uneven(problem) else "its rows are whole vectors as they are"
-    )
+    return None if software_pipelined.is_uneven(problem) else "its rows are already whole vectors"
 
 
-# What computes it on a GPU; the first is what Inductor does.
+# Calls that compute the op on a GPU. The first is Inductor's default.
 CALLS = (
-    Call("aten.addmm", _plain, always),
+    Call("aten.addmm", _run_reference, always),
     Call("cublaslt.addmm_activation", _addmm_activation, _why_not_activation, ACTIVATIONS),
-    Call("aten.addmm_padded", _cut, _why_not_padded, arrange=_padded),
+    Call("aten.addmm_padded", _run_padded, _why_not_padded, arrange=_pad_weight),
     *skinny.CALLS,
     *weight_stationary.LINEAR_CALLS,
     *persistent.LINEAR_CALLS,
@@ -111,5 +124,5 @@ CALLS = (
 
 
 def register() -> None:
-    """Add the lowerings of this family to Inductor's registry."""
+    """Add the lowerings of linear layers to Inductor's registry."""
     register_lowering(torch.ops.ipex.linear.default, type_promotion_kind=None)(_linear)

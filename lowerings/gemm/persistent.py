@@ -1,4 +1,4 @@
-"""`ipex::persistent` to our Triton template: products of rows that sum up many terms."""
+"""Lowering of `ipex::persistent` (persistent GEMM) to our Triton template, for large K."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from ipex_inductor.templates.triton.persistent import VECTOR, Tile
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
-    programs = multiprocessors * max(1, room // chosen.shared(x.get_dtype().itemsize))
-    known = persistent.constants(*sizes(x, weight), bias is not None, chosen, programs)
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
+    programs = multiprocessors * max(1, shared_memory // chosen.shared(x.get_dtype().itemsize))
+    constants = persistent.constants(*sizes(x, weight), bias is not None, chosen, programs)
     operands = x, weight, bias
-    return lowered("ipex_persistent", persistent.SOURCE, chosen, operands, VECTOR, **known)
+    return lowered("ipex_persistent", persistent.SOURCE, chosen, operands, VECTOR, **constants)
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
@@ -29,13 +29,13 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
         return "it is for Hopper's copy engine"
     operands = named(problem)
     if "other" in operands and tile.BLOCK_M * tile.BLOCK_N > persistent.MOST_ADDED:
-        return "there are no registers left for what is added"
+        return "there are too few registers for an addend"
     columns, terms = ints(operands["weight"].shape[:2])
     fewest = {**persistent.FEWEST, "columns": tile.BLOCK_N}
     if reason := why_too_small(fewest, rows, columns, terms):
         return reason
     if terms * getattr(torch, operands["x"].dtype).itemsize % VECTOR:
-        return "its rows do not begin where the copy engine does"
+        return "its rows are not aligned for TMA"
     return None
 
 

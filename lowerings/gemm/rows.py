@@ -1,4 +1,4 @@
-"""Linear layers and convolutions of single pixels as products of rows, by templates of ours."""
+"""Linear layers and 1x1 convolutions as GEMMs on rows, by our Triton templates."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,15 @@ def products(
     op: Callable[..., Tensor],
     why_not: Callable[[Any, Problem, int], str | None],
 ) -> tuple[tuple[Call, ...], tuple[Call, ...]]:
-    """Calls of `op` for linear layers, and for convolutions; `why_not` is told how many rows."""
+    """Return the calls of a GEMM op for linear layers and for 1x1 convolutions.
+
+    Args:
+        name: name of the template in records.
+        source: source of the template.
+        tiles: tiles of the template.
+        op: GEMM op.
+        why_not: returns why a tile may not compute a problem with M rows, or None.
+    """
 
     def why_not_layer(tile: Any, problem: Problem) -> str | None:
         return why_no_layer(problem) or why_not(tile, problem, rows_of_layer(problem))
@@ -56,16 +64,22 @@ def products(
 def lowered(
     name: str, source: str, tile: Any, operands: Sequence[Any], vector: int = 1, **constants: Any
 ) -> Any:
-    """The template on matrices of Inductor's, the second of which is turned, and a bias or None.
+    """Lower a GEMM to a template.
 
-    They begin at multiples of `vector` bytes.
+    Args:
+        name: name of the template.
+        source: source of the template.
+        tile: tile of the template.
+        operands: matrix [M, K], transposed weight [N, K], and a bias or None.
+        vector: bytes to which the operands are aligned.
+        constants: constants of the template.
     """
-    given = [aligned(dense(each), vector) for each in operands if each is not None]
+    tensors = [aligned(dense(operand), vector) for operand in operands if operand is not None]
     size = [constants["ROWS"], constants["COLUMNS"]]
     return node(
         template(name, source, in_turns),
-        given,
-        ir.FixedLayout(given[0].get_device(), torch.float32, size),
+        tensors,
+        ir.FixedLayout(tensors[0].get_device(), torch.float32, size),
         tile.num_warps,
         tile.num_stages,
         ALLOW_TF32=False,
@@ -74,15 +88,15 @@ def lowered(
 
 
 def sizes(x: Any, weight: Any) -> tuple[int, int, int]:
-    """Rows, columns and terms of a product of Inductor's."""
+    """Return M, N and K of a GEMM on Inductor's nodes."""
     (rows, terms), (columns, _) = ints(x.get_size()), ints(weight.get_size())
     return rows, columns, terms
 
 
 def why_too_small(fewest: Mapping[str, int], rows: int, columns: int, terms: int) -> str | None:
-    """Why it is too small where there must be so many of each."""
-    found = {"rows": rows, "columns": columns, "terms": terms}
-    few = [name for name, least in fewest.items() if found[name] < least]
+    """Return why a GEMM is smaller than the minimum sizes in `fewest`, or None."""
+    sizes_by_name = {"rows": rows, "columns": columns, "terms": terms}
+    few = [name for name, least in fewest.items() if sizes_by_name[name] < least]
     return f"it has too few {' and '.join(few)}" if few else None
 
 
@@ -98,7 +112,20 @@ def _linear(
     scalars: list[float],
     packed: bool,
 ) -> Tensor:
-    """By `op`, a product of rows. The epilogue is of unrounded sums; the result is rounded once."""
+    """Compute a linear layer by `op`; its epilogue uses unrounded sums, rounded once.
+
+    Args:
+        op: GEMM op.
+        tile: tile of the template.
+        x: activation [..., K].
+        weight: weight [N, K].
+        bias: bias [N], or None.
+        other: addend [..., N], or None.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
+        scalars: scalars of the unary op.
+        packed: unused.
+    """
     sums = op(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
     return behind_rows(sums, x, other, binary, unary, scalars)
 
@@ -112,13 +139,25 @@ def _conv(
     other: Tensor | None,
     *rest: Any,
 ) -> Tensor:
-    """Of channels-last images, whose rows are those of a matrix: views but for the kernel."""
+    """Compute a 1x1 convolution as a GEMM on the rows of channels-last activations.
+
+    All but the GEMM are views.
+
+    Args:
+        op: GEMM op.
+        tile: tile of the template.
+        x: activation [B, C, H, W].
+        weight: weight [N, C, 1, 1].
+        bias: bias [N], or None.
+        other: addend of the epilogue, or None.
+        rest: remaining arguments of the op.
+    """
     sums = op(rows_of(x), weight.flatten(1), bias, [*astuple(tile)])
     return with_epilogue(sums, x, x.shape[2:], None, other, *rest)
 
 
 def why_no_layer(problem: Problem) -> str | None:
-    """Why a linear layer is no product of rows for a template."""
+    """Return why a linear layer cannot run as a template's GEMM, or None."""
     operands = named(problem)
     if not problem.arch.startswith(("sm_", "gfx")):
         return f"our templates are not for {problem.arch}"
@@ -132,23 +171,23 @@ def why_no_layer(problem: Problem) -> str | None:
 
 
 def why_no_pixels(problem: Problem) -> str | None:
-    """Why a convolution is no product of rows for a template."""
+    """Return why a convolution cannot run as a template's GEMM, or None."""
     x = named(problem)["x"]
     if (reason := why_not_ours(problem)) is not None:
         return reason
     if x.dtype == "float32":
         return NO_TF32
     if not is_product(problem):
-        return "its window is more than one pixel"
+        return "it is no 1x1 convolution with stride 1 and without padding"
     return None if is_channels_last(x) else "its input is not channels-last"
 
 
 def rows_of_layer(problem: Problem) -> int:
-    """How many rows the matrix of a linear layer has."""
+    """Return M of a linear layer."""
     return math.prod(ints(named(problem)["x"].shape[:-1]))
 
 
 def rows_of_image(problem: Problem) -> int:
-    """How many rows the matrix of a convolution of single pixels has."""
+    """Return M of a 1x1 convolution."""
     batch, _, *image = ints(named(problem)["x"].shape)
     return batch * math.prod(image)

@@ -1,4 +1,4 @@
-"""`ipex::few_rows` to our Triton template, behind which Inductor fuses the epilogue."""
+"""Lowering of `ipex::few_rows` (skinny GEMM) to a Triton template, which fuses the epilogue."""
 
 import functools
 import math
@@ -30,8 +30,8 @@ from ipex_inductor.templates.triton.skinny import (
     tiles,
 )
 
-# Fewer programs leave multiprocessors idle; where half as many are already more, rows of the weight
-# are not divided any further.
+# Programs per multiprocessor. With fewer than LEAST, multiprocessors idle. If half as many parts
+# already give more than ENOUGH, rows of the weight are not divided further.
 LEAST, ENOUGH = 0.75, 1.0
 
 
@@ -48,7 +48,8 @@ def _template(one_row: bool, how: Tile) -> Any:
 def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
     how = Tile._make(tile)
     x, weight = map(ir.ExternKernel.realize_input, (x, weight))
-    weight = ir.ExternKernel.require_stride_order(weight, [1, 0])  # one made here lies as it likes
+    # The layout of a computed weight is not fixed yet.
+    weight = ir.ExternKernel.require_stride_order(weight, [1, 0])
     rows, size = (int(n) for n in x.get_size())
     columns = int(weight.get_size()[0])
     parts = how.parts if how.joined else -(-size // terms)
@@ -66,7 +67,7 @@ def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
     )
 
 
-def _computed(
+def _run_skinny(
     tile: Tile,
     x: Tensor,
     weight: Tensor,
@@ -77,7 +78,19 @@ def _computed(
     scalars: list[float],
     packed: bool,
 ) -> Tensor:
-    """The epilogue is of unrounded sums, and the result is rounded once."""
+    """Compute a skinny GEMM; its epilogue uses unrounded sums, and the result is rounded once.
+
+    Args:
+        tile: tile of the template.
+        x: activation [..., K].
+        weight: weight [N, K].
+        bias: bias [N], or None.
+        other: addend [..., N], or None.
+        binary: binary op of the epilogue.
+        unary: unary op of the epilogue.
+        scalars: scalars of the unary op.
+        packed: unused.
+    """
     rows = x.reshape(-1, x.shape[-1])
     terms = rows.shape[1] if tile.joined else tile.terms(rows.shape[1], x.element_size())
     sums = torch.ops.ipex.few_rows(rows, weight, terms, [int(n) for n in tile])
@@ -112,11 +125,11 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if weight.stride[1] != 1:
         return "the rows of its weight are not contiguous"
     if size * int(x.stride[-1]) >= 2**31:
-        return "the terms of a row lie too far apart"
+        return "the elements of a row are too far apart"
     itemsize = getattr(torch, x.dtype).itemsize
-    count, room = facts(problem.arch)
-    if tile.shared(rows, itemsize) > room:
-        return "its stages take more shared memory than there is"
+    count, shared_memory = facts(problem.arch)
+    if tile.shared(rows, itemsize) > shared_memory:
+        return "its stages exceed the shared memory"
     terms = tile.terms(size, itemsize)
     programs = -(-columns // tile.columns) * -(-size // terms)
     if programs < LEAST * count or (tile.parts > 1 and programs > 2 * ENOUGH * count):
@@ -130,7 +143,7 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
 CALLS = tuple(
     Call(
         NAME,
-        functools.partial(_computed, tile),
+        functools.partial(_run_skinny, tile),
         functools.partial(_why_not, tile, one_row),
         parameters=tile.fields(),
         version=digest_fields({"source": inductor_source(one_row, tile)})[:12],

@@ -1,4 +1,4 @@
-"""`ipex::pipelined` to our Triton template: many terms where no copy engine writes the result."""
+"""Lowering of `ipex::pipelined` (software-pipelined GEMM) to Triton: large K, no TMA stores."""
 
 from itertools import chain
 from typing import Any
@@ -17,9 +17,11 @@ from ipex_inductor.templates.triton.software_pipelined import VECTOR, Tile
 
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
-    known = software_pipelined.constants(*sizes(x, weight), bias is not None, chosen)
+    constants = software_pipelined.constants(*sizes(x, weight), bias is not None, chosen)
     operands = x, weight, bias
-    return lowered("ipex_pipelined", software_pipelined.SOURCE, chosen, operands, VECTOR, **known)
+    return lowered(
+        "ipex_pipelined", software_pipelined.SOURCE, chosen, operands, VECTOR, **constants
+    )
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
@@ -37,21 +39,21 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
         return reason
     uneven = is_uneven(problem)
     if problem.arch.startswith(software_pipelined.UNEVEN) and not uneven:
-        return "the copy engine writes its rows"
+        return "TMA can write its rows"
     if terms * itemsize % VECTOR:
-        return "its rows do not begin at whole vectors"
+        return "its rows are not aligned to vectors"
     lanes = 64 if problem.arch.startswith(software_pipelined.CDNA) else 32
     if "other" in operands and tile.is_full(lanes) and uneven:
-        return "there are no registers left for what is added number by number"
-    multiprocessors, room = facts(problem.arch)
-    if tile.shared(itemsize, problem.arch) > room:
-        return "it takes more shared memory than there is"
+        return "there are too few registers for an addend that is read element by element"
+    multiprocessors, shared_memory = facts(problem.arch)
+    if tile.shared(itemsize, problem.arch) > shared_memory:
+        return "it exceeds the shared memory"
     blocks = rows * columns / (tile.BLOCK_M * tile.BLOCK_N)
     return None if 2 * blocks >= multiprocessors else "it has too few blocks"
 
 
 def is_uneven(problem: Problem) -> bool:
-    """Whether rows of the product do not begin at whole vectors; of known sizes."""
+    """Return whether rows of the result are no whole vectors, given static sizes."""
     weight = named(problem)["weight"]
     return bool(int(weight.shape[0]) * getattr(torch, weight.dtype).itemsize % VECTOR)
 

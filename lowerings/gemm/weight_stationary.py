@@ -1,4 +1,4 @@
-"""`ipex::streamed` to our Triton template: 1x1 convolutions and linear layers of many rows."""
+"""Lowering of `ipex::streamed` (weight-stationary GEMM) to Triton, for large M."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +19,16 @@ from ipex_inductor.templates.triton.weight_stationary import Tile
 def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
     rows, columns, terms = sizes(x, weight)
-    multiprocessors, room = facts(selector_hook.arch_of(x.get_device()))
-    # What Inductor will fuse is not known yet: an addend takes room.
-    fitting = chosen.fitting(room, terms, x.get_dtype().itemsize, True)
+    multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
+    # The epilogue is not known yet, so shared memory for an addend is assumed.
+    fitting = chosen.fitting(shared_memory, terms, x.get_dtype().itemsize, True)
     programs = multiprocessors * max(1, fitting)
-    known = weight_stationary.constants(rows, columns, terms, bias is not None, chosen, programs)
-    return lowered("ipex_streamed", weight_stationary.SOURCE, chosen, (x, weight, bias), **known)
+    constants = weight_stationary.constants(
+        rows, columns, terms, bias is not None, chosen, programs
+    )
+    return lowered(
+        "ipex_streamed", weight_stationary.SOURCE, chosen, (x, weight, bias), **constants
+    )
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
@@ -33,25 +37,32 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
     if reason := why_not_streams(tile, rows, columns, [terms]):
         return reason
     itemsize = getattr(torch, operands["x"].dtype).itemsize
-    _, room = facts(problem.arch)
-    return why_too_few(tile, tile.fitting(room, terms, itemsize, "other" in operands))
+    _, shared_memory = facts(problem.arch)
+    return why_too_few(tile, tile.fitting(shared_memory, terms, itemsize, "other" in operands))
 
 
 def why_not_streams(
     tile: Tile, rows: int, columns: int, each_of_terms: Sequence[int]
 ) -> str | None:
-    """Why rows of so many columns are not streamed, summed up from products of so many terms."""
+    """Return why the weight-stationary template cannot be used, or None.
+
+    Args:
+        tile: tile of the template.
+        rows: M.
+        columns: N.
+        each_of_terms: K of each GEMM that is summed up.
+    """
     if rows < weight_stationary.FEWEST_ROWS:
-        return "it has too few rows to stream"
+        return "M is too small for the weight-stationary template"
     if max(each_of_terms) > weight_stationary.MOST_TERMS:
-        return "it sums up too many terms to hold a block of the weight"
+        return "K is too large to keep a block of the weight"
     return None if weight_stationary.fits(tile, columns) else "the tile does not fit"
 
 
 def why_too_few(tile: Tile, programs: int) -> str | None:
-    """Why so many programs of a multiprocessor are too few."""
+    """Return why so many programs of a multiprocessor are too few, or None."""
     enough = programs * tile.num_stages >= weight_stationary.IN_FLIGHT
-    return None if enough else "there is no shared memory for what should be on its way"
+    return None if enough else "there is too little shared memory for enough loads in flight"
 
 
 LINEAR_CALLS, CONV_CALLS = products(

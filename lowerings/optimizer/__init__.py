@@ -1,1 +1,1 @@
-"""Lower fused optimizer steps."""
+"""Lowerings of fused optimizer steps."""

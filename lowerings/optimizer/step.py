@@ -1,4 +1,4 @@
-"""The step of an optimizer that was read from a graph, as one kernel for all tensors of a kind."""
+"""Optimizer step that was read from a graph, as one kernel for all tensors of a kind."""
 
 import bisect
 import functools
@@ -26,42 +26,60 @@ log = logging.getLogger("ipex_inductor")
 
 
 class Kernel(Protocol):
-    """One update of all its rows."""
+    """Protocol of the kernel of one update for all its rows."""
 
-    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
-        """What runs it on operands at those addresses; all that can fail has happened.
+    def ready(self, addresses: Sequence[int], tensors: Sequence[Tensor]) -> Callable[[], None]:
+        """Return a function that runs the update; every step that can fail is already done.
 
-        Raises `NotBuiltError`.
+        Args:
+            addresses: address of each operand.
+            tensors: tensors of the inputs and the attributes, in the operands' order.
+
+        Raises:
+            NotBuiltError: a kernel could not be built.
         """
 
 
 def launch(
     gm: torch.fx.GraphModule, program: Program, examples: list[Tensor], sycl: bool = False
 ) -> "Launch | str":
-    """`gm`, which is that program, as calls of kernels; or why there are none.
+    """Return `gm` as calls of kernels, or the reason why there are none.
 
-    `sycl`: on the CPU, kernels in SYCL if they can be had.
+    Args:
+        gm: graph of the step.
+        program: updates that `gm` was read as.
+        examples: operands of the graph, or fake ones.
+        sycl: whether to use SYCL kernels on the CPU if they are available.
     """
-    instead = ""
+    fallback = ""
     if sycl and program.device == "cpu":
         try:
             return Launch(gm, program, examples, "sycl", "kernels in SYCL")
         except NotBuiltError as error:
-            instead = f"kernels in C++: {error}"
-            log.warning("an optimizer's step: %s", instead)
+            fallback = f"kernels in C++: {error}"
+            log.warning("an optimizer's step: %s", fallback)
     try:
-        return Launch(gm, program, examples, torch.device(program.device).type, instead)
+        return Launch(gm, program, examples, torch.device(program.device).type, fallback)
     except NotBuiltError as error:
         return str(error)
 
 
 class Launch:
-    """A compiled graph: one call of a kernel for each update of its program.
+    """Run a compiled graph as one call of a kernel for each update of its program.
 
-    `examples` are its operands, or fake ones. Each call looks where the tensors lie now. Where they
-    are not what the program was made for (other dtypes or layouts, written memory that is shared),
-    the graph itself runs, op by op. `kind` is one of `KINDS`; `chosen` says why that, where it is
-    not the only one. Raises `NotBuiltError`.
+    Each call reads the current addresses of the tensors. If dtypes or layouts differ from the
+    ones that the program was compiled for, or written memory is shared, the graph itself runs
+    op by op.
+
+    Args:
+        gm: graph of the step.
+        program: updates that `gm` was read as.
+        examples: operands of the graph, or fake ones.
+        kind: one of `KINDS`.
+        chosen: why this kind was chosen, if there is a choice.
+
+    Raises:
+        NotBuiltError: there is no kernel for the device, or it could not be built.
     """
 
     def __init__(
@@ -78,39 +96,39 @@ class Launch:
         self.device = torch.device(program.device)
         if kind not in KINDS or not has_kernels(self.device):
             raise NotBuiltError(f"no kernel for {self.device.type} yet")
-        made_kernel, self._source = KINDS[kind]
-        self.kernels = [made_kernel(u, rows, examples) for u, rows in program.updates.items()]
+        kernel_class, self._source = KINDS[kind]
+        self.kernels = [kernel_class(u, rows, examples) for u, rows in program.updates.items()]
         self.looks = [_look(t) for t in examples[: len(examples) - len(program.made)]]
         self.reach = [_reach(t) for t in examples]
-        self.staged = _staged(program, examples)
-        self.last: list[int] = []  # addresses of what is given, when nothing was shared
-        self.spans: list[tuple[int, int]] = []  # of memory that is written, then
+        self.staged = _find_staged(program, examples)
+        self.last: list[int] = []  # addresses of the last operands without shared memory
+        self.spans: list[tuple[int, int]] = []  # spans of the memory that was written then
         self.said = False
         self._lock = threading.Lock()
 
     @property
     def source(self) -> str:
-        """The kernels' source."""
+        """Source of the kernels."""
         return "\n".join(map(self._source, self.program.updates))
 
     def __call__(self, *inputs: Tensor) -> Any:
-        """What the graph returns, once all is written that it writes; on a GPU, on its stream."""
+        """Return the graph's results after all writes; on a GPU they are queued on its stream."""
         attributes = self.gm._buffers | self.gm._parameters
-        given: list[Any] = [*inputs, *(attributes[name] for name in self.program.attributes)]
-        if [_look(t) for t in given] != self.looks:
-            return self._op_by_op("a tensor is not of the dtype, layout and device it was", inputs)
-        addresses = [t.data_ptr() for t in given]
+        tensors: list[Any] = [*inputs, *(attributes[name] for name in self.program.attributes)]
+        if [_look(t) for t in tensors] != self.looks:
+            return self._op_by_op("a tensor's dtype, layout or device changed", inputs)
+        addresses = [t.data_ptr() for t in tensors]
         if self._shares(addresses):
             return self._op_by_op("memory that is written is shared", inputs)
         try:
             with self._there():
-                return self._run(given, addresses)
-        except NotBuiltError as error:  # nothing is written yet
+                return self._run(tensors, addresses)
+        except NotBuiltError as error:  # Nothing is written yet.
             return self._op_by_op(str(error), inputs)
 
     @contextmanager
     def _there(self) -> Iterator[None]:
-        """On the device; what lies on a GPU for kernels is one thread's at a time."""
+        """Make the device current; on a GPU one thread at a time uses the kernels' buffers."""
         if self.device.type == "cpu":
             yield
             return
@@ -118,30 +136,30 @@ class Launch:
             yield
 
     @torch.no_grad()
-    def _run(self, given: list[Any], addresses: list[int]) -> list[Tensor | None]:
+    def _run(self, tensors: list[Any], addresses: list[int]) -> list[Tensor | None]:
         program = self.program
-        operands = given + [
+        operands = tensors + [
             torch.empty_strided(
                 m.shape, m.strides, dtype=getattr(torch, m.dtype), device=self.device
             )
             for m in program.made
         ]
-        addresses = addresses + [t.data_ptr() for t in operands[len(given) :]]
+        addresses = addresses + [t.data_ptr() for t in operands[len(tensors) :]]
         stages = {n: _in_order(operands[n], strides) for n, strides in self.staged.items()}
         for n, stage in stages.items():
             addresses[n] = stage.data_ptr()
-        for run in [kernel.ready(addresses, given) for kernel in self.kernels]:
+        for run in [kernel.ready(addresses, tensors) for kernel in self.kernels]:
             run()
         for n, stage in stages.items():
-            if n in program.written or n >= len(given):
+            if n in program.written or n >= len(tensors):
                 operands[n].copy_(stage)
-        torch.autograd.graph.increment_version([given[n] for n in program.written])
+        torch.autograd.graph.increment_version([tensors[n] for n in program.written])
         return [None if n is None else operands[n] for n in program.outputs]
 
     def _shares(self, addresses: list[int]) -> bool:
-        """Whether anything lies in memory that is written, but for the tensor that is written.
+        """Return whether an operand overlaps written memory, other than the tensor that is written.
 
-        Most calls meet the addresses of the last, but for gradients.
+        Most calls have the addresses of the last call, except for gradients.
         """
         last, self.last = self.last, []
         written, reach = self.program.written, self.reach
@@ -152,12 +170,12 @@ class Launch:
             )
             if any(end > begin for (_, end), (begin, _) in pairwise(self.spans)):
                 return True
-        own = set(written)
+        written_operands = set(written)
         for n, begin in enumerate(addresses):
-            if (last and begin == last[n]) or n in own or not reach[n]:
+            if (last and begin == last[n]) or n in written_operands or not reach[n]:
                 continue
-            after = bisect.bisect_left(self.spans, (begin + reach[n], 0))
-            if after and self.spans[after - 1][1] > begin:
+            position = bisect.bisect_left(self.spans, (begin + reach[n], 0))
+            if position and self.spans[position - 1][1] > begin:
                 return True
         self.last = addresses
         return False
@@ -170,7 +188,7 @@ class Launch:
 
 
 class _Kernel:
-    """One update of all its rows, by a function that is called as C++'s `step` is."""
+    """One update for all its rows, by a function with the signature of the C++ `step`."""
 
     def __init__(
         self,
@@ -181,10 +199,17 @@ class _Kernel:
     ) -> None:
         self.function, self.rows = function_for(update), Rows(rows, examples)
 
-    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
-        """See `Kernel`: one call for all rows. Several threads may be in here."""
+    def ready(self, addresses: Sequence[int], tensors: Sequence[Tensor]) -> Callable[[], None]:
+        """Return one call for all rows, see `Kernel`.
+
+        Several threads may call this at once.
+
+        Args:
+            addresses: address of each operand.
+            tensors: tensors of the inputs and the attributes, in the operands' order.
+        """
         rows, numbers = self.rows.at(addresses), self.rows.numbers
-        values = (float(given[n.operand]) if isinstance(n, Held) else n for n in numbers)
+        values = (float(tensors[n.operand]) if isinstance(n, Held) else n for n in numbers)
         return functools.partial(self.rows.table.step, self.function, rows, array("d", values))
 
 
@@ -213,7 +238,7 @@ def _sycl_source(update: Update) -> str:
     return update_source(update).text
 
 
-# By the type of the device, or for its CPU by SYCL: kernels, and what they are made of.
+# Kernel class and source function by device type; "sycl" is for CPUs.
 KINDS: dict[str, tuple[Callable[..., Kernel], Callable[[Update], str]]] = {
     "cpu": (functools.partial(_Kernel, _library), update_source),
     "cuda": (CudaKernel, update_triton_source),
@@ -227,25 +252,27 @@ def _look(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], int, torch.devi
 
 
 def _reach(tensor: Tensor) -> int:
-    """The bytes from its first element to the end of its last."""
+    """Return the bytes from a tensor's first element to the end of its last."""
     if not tensor.numel():
         return 0
     last = sum(n * stride - stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
 
 
-def _staged(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int, ...]]:
-    """Operands in another layout than kernels take, with the strides of the copies they get.
+def _find_staged(program: Program, examples: Sequence[Tensor]) -> dict[int, tuple[int, ...]]:
+    """Return the operands whose layout kernels do not take, with the strides of their copies.
 
-    Those are the strides of the row's `param`, unless that has gaps.
+    These are the strides of the row's `param`, or contiguous ones if `param` has gaps.
     """
-    found: dict[int, tuple[int, ...]] = {}
+    strides_by_operand: dict[int, tuple[int, ...]] = {}
     for row in (row for rows in program.updates.values() for row in rows):
         param = examples[row.columns[0]]
-        plain = all(examples[n].is_contiguous() for n in row.columns)
+        contiguous = all(examples[n].is_contiguous() for n in row.columns)
         strides = param.stride() if is_dense(param) else _contiguous(param.shape)
-        found |= {n: strides for n in row.columns if not plain and examples[n].stride() != strides}
-    return found
+        strides_by_operand |= {
+            n: strides for n in row.columns if not contiguous and examples[n].stride() != strides
+        }
+    return strides_by_operand
 
 
 def _in_order(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Updates that were read from a graph, on an NVIDIA GPU: two launches each, and no waiting."""
+"""Optimizer updates on an NVIDIA GPU: two launches each, without synchronization."""
 
 import functools
 from array import array
@@ -34,13 +34,16 @@ WORD = 8  # bytes
 EVEN = VECTOR // WORD
 
 
-_captured: list["CudaKernel"] = []  # nobody says when a graph that may read their tables is gone
+_captured: list["CudaKernel"] = []  # kept forever, as captured graphs may read their tables
 
 
 class CudaKernel:
-    """One update of all its rows: a launch that makes their scalars, then one for the elements.
+    """One update of all its rows: a launch that computes their scalars, then one for the elements.
 
-    A CUDA graph may have both: they read steps and rates where they lie. Raises `NotBuiltError`.
+    A CUDA graph may capture both, as they read steps and rates from device memory.
+
+    Raises:
+        NotBuiltError: a kernel could not be built.
     """
 
     def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
@@ -55,17 +58,23 @@ class CudaKernel:
         self._chunks: dict[frozenset[int], list[tuple[cuda.Kernel, Room]]] = {}
         self._table: Room | None = None
 
-    def ready(self, addresses: Sequence[int], given: Sequence[Tensor]) -> Callable[[], None]:
-        """The launches on the current stream; all that can fail has happened.
+    def ready(self, addresses: Sequence[int], tensors: Sequence[Tensor]) -> Callable[[], None]:
+        """Return the launches on the current stream; every step that can fail is already done.
 
-        Raises `NotBuiltError`, and `DeviceError` where a graph is captured before any step ran.
+        Args:
+            addresses: address of each operand.
+            tensors: tensors of the inputs and the attributes, in the operands' order.
+
+        Raises:
+            NotBuiltError: a kernel could not be built.
+            DeviceError: a graph is captured before any step ran.
         """
-        words = self._words.of(addresses, given)
-        launches = self._launches(words)
+        table_words = self._words.of(addresses, tensors)
+        launches = self._launches(table_words)
         assert self._table is not None
         with On(self._device) as stream:
-            begin, table = self._sent.address(words, stream), self._table.address(stream)
-            places = [(step, len(chunks), chunks.address(stream)) for step, chunks in launches]
+            begin, table = self._sent.address(table_words, stream), self._table.address(stream)
+            arguments = [(step, len(chunks), chunks.address(stream)) for step, chunks in launches]
         if torch.cuda.is_current_stream_capturing() and self not in _captured:
             _captured.append(self)
         steps, numbers = (begin + WORD * at for at in (self._words.steps, self._words.numbers))
@@ -73,18 +82,18 @@ class CudaKernel:
         def launch() -> None:
             blocks = -(-self._count // ROWS)
             self._scalars(blocks, stream, (steps, self._count, numbers, table))
-            for step, count, chunks in places:
+            for step, count, chunks in arguments:
                 step(count, stream, (begin, chunks, table))
 
         return launch
 
-    def _launches(self, words: "array[int]") -> list[tuple[cuda.Kernel, Room]]:
-        """A kernel for rows of whole vectors, and one for others, with the chunks of each."""
-        loose = self._loose(words)
+    def _launches(self, table_words: "array[int]") -> list[tuple[cuda.Kernel, Room]]:
+        """Return a kernel for rows of whole vectors and one for others, with the chunks of each."""
+        loose = self._loose(table_words)
         if loose not in self._chunks:
             if torch.cuda.is_current_stream_capturing():
-                todo = "Take a step outside of the graph first, with tensors aligned as they are."
-                raise DeviceError("a step that ran before", "one that is captured", todo)
+                remedy = "Take a step outside of the graph first, with tensors aligned as they are."
+                raise DeviceError("a step that ran before", "one that is captured", remedy)
             self._chunks[loose] = [
                 (
                     _kernel(self._update, self._device, "step", aligned),
@@ -99,17 +108,19 @@ class CudaKernel:
             self._table = Room(torch.empty(size, dtype=real, device=self._device))
         return self._chunks[loose]
 
-    def _loose(self, words: "array[int]") -> frozenset[int]:
-        """Rows of which an address is no multiple of a vector."""
+    def _loose(self, table_words: "array[int]") -> frozenset[int]:
+        """Return the rows that have an address that is not aligned to a vector."""
         end = self._count * self._width
-        columns = [words[place : end : self._width] for place in range(self._width - 1)]
-        if not any(functools.reduce(or_, each) % VECTOR for each in columns):
+        columns = [
+            table_words[column_index : end : self._width] for column_index in range(self._width - 1)
+        ]
+        if not any(functools.reduce(or_, column) % VECTOR for column in columns):
             return frozenset()
         rows = enumerate(zip(*columns, strict=True))
-        return frozenset(row for row, each in rows if any(a % VECTOR for a in each))
+        return frozenset(row for row, addresses in rows if any(a % VECTOR for a in addresses))
 
     def _split(self, loose: frozenset[int]) -> list[tuple[bool, list[int]]]:
-        """The blocks of each row, if it is aligned, and if it is not."""
+        """Return the blocks of each row, for the aligned kernel and for the other one."""
         numbered = [*enumerate(self._blocks)]
         return [
             (True, [0 if row in loose else blocks for row, blocks in numbered]),
@@ -118,36 +129,36 @@ class CudaKernel:
 
 
 class _Words:
-    """What kernels are sent, in one piece: rows, then their steps and groups, then numbers.
+    """Words that are sent to kernels in one piece: rows, then their steps and groups, then numbers.
 
-    `steps` and `numbers` are where the parts begin.
+    `steps` and `numbers` are the indices at which these parts begin.
     """
 
     def __init__(self, update: Update, rows: Sequence[Row], examples: Sequence[Tensor]) -> None:
         groups = {row.numbers: None for row in rows}
         numbered = {numbers: place for place, numbers in enumerate(groups)}
-        numbers = [n for of in groups for n in of]
+        numbers = [n for group in groups for n in group]
         dtypes = [dtype for _, dtype in update.numbers] * len(groups)
-        here = zip(numbers, dtypes, strict=True)
-        read = [n.operand for n, dtype in here if isinstance(n, Held) and not dtype]
+        typed_numbers = zip(numbers, dtypes, strict=True)
+        read = [n.operand for n, dtype in typed_numbers if isinstance(n, Held) and not dtype]
         self._read = {operand: place for place, operand in enumerate(dict.fromkeys(read))}
         self._constants: dict[int, int] = {}
         self._begin = len(examples), len(examples) + len(self._read)
-        places: list[int] = []
+        sources: list[int] = []
         for row in rows:
-            places += (*row.columns, self._constant(examples[row.columns[0]].numel()))
-        places += [self._constant(0)] * (-len(places) % EVEN)
-        self.steps = len(places)
+            sources += (*row.columns, self._constant(examples[row.columns[0]].numel()))
+        sources += [self._constant(0)] * (-len(sources) % EVEN)
+        self.steps = len(sources)
         for row in rows:
             step = self._constant(0) if row.step is None else row.step
-            places += (step, self._constant(numbered[row.numbers]))
-        self.numbers = len(places)
-        places += map(self._number, numbers)
-        self._pick = itemgetter(*places)
+            sources += (step, self._constant(numbered[row.numbers]))
+        self.numbers = len(sources)
+        sources += map(self._number, numbers)
+        self._pick = itemgetter(*sources)
 
-    def of(self, addresses: Sequence[int], given: Sequence[Tensor]) -> "array[int]":
-        """With the operands' addresses; numbers are read that the host holds."""
-        read = (bits(float(given[n])) for n in self._read)
+    def of(self, addresses: Sequence[int], tensors: Sequence[Tensor]) -> "array[int]":
+        """Return the words with the operands' addresses, reading the numbers held by the host."""
+        read = (bits(float(tensors[n])) for n in self._read)
         return array("q", self._pick([*addresses, *read, *self._constants]))
 
     def _number(self, number: float | Held) -> int:
@@ -156,8 +167,8 @@ class _Words:
         place = self._read.get(number.operand)
         return number.operand if place is None else self._begin[0] + place
 
-    def _constant(self, word: int) -> int:
-        return self._begin[1] + self._constants.setdefault(word, len(self._constants))
+    def _constant(self, value: int) -> int:
+        return self._begin[1] + self._constants.setdefault(value, len(self._constants))
 
 
 def _kernel(update: Update, device: torch.device, name: str, aligned: bool = True) -> cuda.Kernel:

@@ -1,1 +1,1 @@
-"""Lower pointwise ops and reductions."""
+"""Lowerings of pointwise ops and reductions."""

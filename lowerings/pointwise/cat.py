@@ -1,4 +1,4 @@
-"""`ipex::cat` to Inductor's kernel of copies, each by whoever computes the part."""
+"""Lowering of `ipex::cat` to Inductor's concat kernel, into which each part is computed."""
 
 from typing import Any
 

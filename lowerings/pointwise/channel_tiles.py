@@ -1,9 +1,9 @@
-"""Tiles of rows and channels for Inductor's loops over channels-last images on a GPU.
+"""2-D tiles of rows and channels for Inductor's loops over channels-last activations on a GPU.
 
-Inductor goes over such an image in one dimension, so a thread loads the numbers of its channels
-for the few pixels that it computes: where a batch norm has four of them, or its gradient six, they
-are more than the image itself, and the first cache is what binds. In a tile of two dimensions a
-thread has the same channels in all its rows, whose numbers it loads, and computes with, once.
+Inductor loops over such an activation in one dimension, so a thread loads the per-channel elements
+of the few pixels that it computes. A batch norm has four of them and its gradient six. They are
+more than the activation itself, and the first-level cache is the limit. In a 2-D tile a thread has
+equal channels in all its rows, and loads and processes their elements once.
 """
 
 import contextlib
@@ -23,14 +23,16 @@ from ipex_inductor.reporting.decisions import GraphReport
 from ipex_inductor.target.device import nvidia
 
 NAME = "channel-tiles"
-# Channels, rows and warps; of those whose channels are a multiple the first. On an H200 the best of
-# 22, or within 5 %, for batch norms of ResNet-50 and their gradients.
+# Channels, rows and warps of each tile. The first tile whose channels divide the activation's is
+# used. On an H200 they are the best of 22, or within 5 %, for batch norms of ResNet-50 and their
+# gradients.
 TILES = ((128, 16, 2), (64, 32, 2))
-# By architecture, how many numbers an image has at least that was measured: fewer gain nothing.
+# By architecture, the least elements of an activation for which tiles gained in measurements.
 FASTER = {"sm_90": 128 * 1024 * 7 * 7}
-# Of what was measured: how many times what a pixel loads of images its channels' numbers are at
-# least, how many there are at most (two norms' gradients; of many more registers run out), and what
-# images are of: one at least of 16 bits, masks and some of 32 beside them.
+# Limits of what was measured. OUTWEIGHS is the least ratio of a pixel's per-channel bytes to its
+# bytes of activations. MOST is the largest number of per-channel vectors: two norms' gradients have
+# so many, and with many more registers run out. HALVES and IMAGES are the dtypes of activations: at
+# least one has 16 bits, and masks and 32-bit ones may be among them.
 OUTWEIGHS, MOST = 4, 10
 HALVES = {torch.bfloat16, torch.float16}
 IMAGES = HALVES | {torch.float32, torch.bool}
@@ -38,15 +40,19 @@ IMAGES = HALVES | {torch.float32, torch.bool}
 
 @contextlib.contextmanager
 def tiled(off: frozenset[str], report: GraphReport) -> Iterator[None]:
-    """Loops of graphs compiled meanwhile, in this thread, have such tiles where they gain.
+    """Use channel tiles where they gain, for graphs compiled within the context in this thread.
 
-    A handler of choices that is not Inductor's own is left alone, which is said. Reported is what
-    was generated: of code from a cache, nothing.
+    A handler of choices that is not Inductor's own is left in place, and this is reported. The
+    report counts generated kernels only, not code from a cache.
+
+    Args:
+        off: names of passes that are switched off.
+        report: report of the graph.
     """
     is_off = bool({"*", NAME} & off)
     if type(V.choices) not in (InductorChoices, _Choices):
         if not is_off:
-            report.add("missed", NAME, "Inductor's choices have a handler of somebody else")
+            report.add("missed", NAME, "Inductor's handler of choices was replaced by another one")
         yield
         return
     choices = InductorChoices() if is_off else _Choices()
@@ -63,27 +69,35 @@ class _Choices(InductorChoices):
     def triton_kernel_kwargs(
         self, kernel_cls: Any, features: Any, groups: list[Any], kernel_kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """`groups` has the tiling alone, and nobody but the kernel reads it behind this.
+        """Add a fixed tile to the arguments of a kernel whose loop gains from it.
 
-        In the order of the kernel's own axes, by which torch 2.11 tells what is broadcast.
+        `groups` holds only the tiling, and after this only the kernel reads it. It is written in
+        the order of the kernel's own axes, by which torch 2.11 determines what is broadcast.
+
+        Args:
+            kernel_cls: class of the kernel.
+            features: features of the kernel's loops.
+            groups: tiling, replaced in place.
+            kernel_kwargs: arguments of the kernel.
         """
-        usual = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
-        found = _tiling(features)
-        if found is None:
-            return usual
+        default = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
+        tiling_and_tile = _tiling(features)
+        if tiling_and_tile is None:
+            return default
         self.count += 1
         counters["ipex"][NAME] += 1
-        tiling, (channels, rows, warps) = found
+        tiling, (channels, rows, warps) = tiling_and_tile
         groups[:] = [{axis: tiling[axis] for axis in ("x", "y", "r0_")}]
         sizes = {"XBLOCK": channels, "YBLOCK": rows, "num_warps": warps, "num_stages": 1}
-        return {**usual, "fixed_config": FixedTritonConfig(sizes)}
+        return {**default, "fixed_config": FixedTritonConfig(sizes)}
 
 
 def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
-    """Rows and channels of a loop that gains, and its tile."""
-    here, count = nvidia(V.graph.get_current_device_or_throw()), features.numel
-    known = isinstance(count, sympy.Integer) and features.reduction_numel == 1  # a loop, no sum
-    if not known or here is None or count < FASTER.get(here.arch, sympy.oo):
+    """Return the tiling by rows and channels of a loop that gains, and its tile, or None."""
+    gpu, count = nvidia(V.graph.get_current_device_or_throw()), features.numel
+    # Only loops of static size without a reduction gain.
+    is_loop = isinstance(count, sympy.Integer) and features.reduction_numel == 1
+    if not is_loop or gpu is None or count < FASTER.get(gpu.arch, sympy.oo):
         return None
     vectors = [dep for node in features.scheduler_nodes() for dep in _of_channels(node)]
     channels = {dep.size[-1] for dep in vectors}
@@ -99,24 +113,29 @@ def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None
 
 
 def _of_channels(node: Any) -> list[Any]:
-    """What it reads by the place in its innermost loop alone: a number for each channel."""
+    """Return a node's reads that depend on the innermost loop alone: one element a channel."""
     loops = [size for size in node.get_ranges()[0] if size != 1]
     if len(loops) < 2:
         return []
     return [
         dep
         for dep in node.read_writes.reads
-        # Of inner loops that an index does not go by a dependency has no size.
+        # A dependency has no sizes for inner loops that its index does not use.
         if isinstance(dep, MemoryDep) and [*dep.size] == loops and dep.index == dep.var_names[-1]
     ]
 
 
 def _outweigh(features: Any, vectors: set[str]) -> bool:
-    """Whether a pixel loads so much more of its channels' numbers, `vectors`, than of images."""
+    """Return whether a pixel loads enough more of its channels' elements than of activations.
+
+    Args:
+        features: features of the kernel's loops.
+        vectors: names of the buffers with one element a channel.
+    """
     nodes = features.scheduler_nodes()
-    made = {dep.name for node in nodes for dep in node.read_writes.writes}
+    written = {dep.name for node in nodes for dep in node.read_writes.writes}
     read = {dep for node in nodes for dep in node.read_writes.reads if isinstance(dep, MemoryDep)}
-    images = {dep.name for dep in read if dep.get_numel() == features.numel} - made - vectors
+    images = {dep.name for dep in read if dep.get_numel() == features.numel} - written - vectors
     dtypes = [V.graph.get_dtype(name) for name in images]
     if len(vectors) > MOST or not {*dtypes} & HALVES or not {*dtypes} <= IMAGES:
         return False

@@ -1,4 +1,4 @@
-"""`ipex::foreach_convert` as Inductor has lists of optimizers: a loop each, in one kernel."""
+"""Lowering of `ipex::foreach_convert` to a loop for each tensor, all in one kernel."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""`ipex::column_moments` to our Triton template, `ipex::moments` to Inductor's loops behind it."""
+"""Lowerings of `ipex::column_moments` to a Triton template, `ipex::moments` to Inductor's loops."""
 
 from typing import Any
 
@@ -30,17 +30,17 @@ def _lower(x: Any, parts: int, tile: list[int]) -> Any:
 
 
 def _lower_moments(partial: Any, rows: int) -> tuple[Any, Any]:
-    """As Inductor's own loops, which it makes one kernel of with what follows for each channel.
+    """Lower to Inductor's own loops, which it fuses with the per-channel ops that follow.
 
-    The mean is written to memory, beside the sums, as its shift lies far apart from channel to
-    channel. The variance is not, though every pixel computes it: triton 3.6 does not compile a
+    The mean is written to memory beside the sums, as its shift is far apart in memory from channel
+    to channel. The variance is not, though every pixel computes it: triton 3.6 does not compile a
     kernel that stores it and goes on with it ("operand #0 does not dominate this use").
     """
     parts = int(partial.get_size()[1]) // 2
 
     def mean_of(begin: int, end: int) -> Any:
-        given = lowerings[aten.slice.Tensor](partial, 1, begin, end)
-        return lowerings[aten.mul.Tensor](lowerings[aten.sum.dim_IntList](given, [1]), 1 / rows)
+        part = lowerings[aten.slice.Tensor](partial, 1, begin, end)
+        return lowerings[aten.mul.Tensor](lowerings[aten.sum.dim_IntList](part, [1]), 1 / rows)
 
     offset, square = mean_of(0, parts), mean_of(parts, 2 * parts)
     variance = lowerings[aten.sub.Tensor](square, lowerings[aten.mul.Tensor](offset, offset))

@@ -1,4 +1,4 @@
-"""`ipex::relu_norm_gradient` to Inductor's loops, each within the kernel that reads it."""
+"""Lowering of `ipex::relu_norm_gradient` to Inductor's loops, fused into each reader's kernel."""
 
 from typing import Any
 

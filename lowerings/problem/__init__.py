@@ -1,1 +1,1 @@
-"""Describe a problem of a kernel: shapes, settings, and the parameters to choose from."""
+"""Description of kernel problems: shapes, settings, and the parameters to choose from."""

@@ -1,4 +1,4 @@
-"""When and on what something is measured, as far as this process can tell."""
+"""Provenance of a measurement: time, device and versions, as far as this process can tell."""
 
 import os
 import re
@@ -15,7 +15,12 @@ from ipex_inductor.target import device as target
 
 
 def provenance_of(device: torch.device, source: str = "") -> Provenance:
-    """Of a measurement now, on `device`; by another tool if it has a `source`."""
+    """Return the provenance of a measurement made now on `device`.
+
+    Args:
+        device: device of the measurement.
+        source: tool that measured, if it was another one.
+    """
     return Provenance(
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         device=target.current(device).name,
@@ -33,8 +38,8 @@ def _driver(device: torch.device) -> str:
     file = Path("/proc/driver/nvidia/version")
     if device.type != "cuda" or not file.exists():
         return ""
-    found = re.search(r"\b\d{3}\.\d[\d.]*", file.read_text())
-    return found[0] if found else ""
+    match = re.search(r"\b\d{3}\.\d[\d.]*", file.read_text())
+    return match[0] if match else ""
 
 
 def _triton() -> str:
@@ -45,10 +50,10 @@ def _triton() -> str:
 
 
 def _clock(device: torch.device) -> str:
-    """The clock of the multiprocessors now, where the vendor's library says it."""
+    """Return the current clock of the multiprocessors, or the load of a CPU; "" if unknown."""
     if device.type == "cpu":
-        return f"load {os.getloadavg()[0]:.2f}"  # what else this machine did lately
+        return f"load {os.getloadavg()[0]:.2f}"  # The load shows what else ran on this machine.
     try:
         return f"{getattr(torch, device.type).clock_rate(device)} MHz"
-    except Exception:  # the library, or the right to ask it, may be missing
+    except Exception:  # The vendor's library, or the permission to query it, may be missing.
         return ""

@@ -1,7 +1,7 @@
-"""Whose kernel an op gets, where Inductor has a list of them: a record's choice, or the library's.
+"""Hook into Inductor's algorithm selection: an op gets a record's choice or the library's kernel.
 
-Inductor calls `_one` with every such list. Outside of `choosing` it comes back as it was, so that
-nothing changes for what plain Inductor compiles in the same process.
+Inductor calls `_one` with each list of candidates. Outside of `choosing` the list is returned
+unchanged, so that plain Inductor compiles as before in this process.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from ipex_inductor.target import device as target
 
 aten = torch.ops.aten
 
-# What may have more than one kernel.
+# Ops that may have more than one kernel.
 OPS = {
     aten.mm.default,
     aten.addmm.default,
@@ -36,9 +36,15 @@ OPS = {
 
 @dataclass
 class Offer:
-    """What Inductor listed for one problem, in its order; the first of a name counts.
+    """Hold the candidates that Inductor listed for one problem, in its order.
 
-    `times`: how many nodes ask it, of an op of ours.
+    Of several candidates with one name the first counts.
+
+    Attributes:
+        problem: problem of the op.
+        choices: candidates.
+        taken: candidate that the graph uses.
+        times: number of nodes with this problem; only counted for `ipex::` ops.
     """
 
     problem: Problem
@@ -49,7 +55,10 @@ class Offer:
 
 @dataclass(frozen=True)
 class Heard:
-    """What Inductor timed of one problem, in milliseconds; infinite where it failed."""
+    """Hold the times that Inductor measured for one problem, in milliseconds.
+
+    A candidate that failed has an infinite time.
+    """
 
     problem: Problem
     device: torch.device
@@ -58,10 +67,17 @@ class Heard:
 
 @dataclass
 class Choosing:
-    """What is to be chosen while one graph is lowered, and what was offered.
+    """Hold the selections for one graph that is being lowered, and the candidates offered.
 
-    `leaves`: lists of which there can be no record stay Inductor's to decide; with `watches` all
-    do, and `heard` is what it timed.
+    Attributes:
+        selected: choice for each encoded problem.
+        leaves: whether Inductor decides about lists that no record can describe.
+        watches: whether Inductor decides about all lists, with its times added to `heard`.
+        offers: candidates by encoded problem.
+        heard: times that Inductor measured.
+        watched: Inductor's choice and problem by id of the choice; the choice is held so that
+            its id stays unique.
+        failure: error of our hook, after which the library's kernel was used.
     """
 
     selected: Mapping[bytes, Choice] = field(default_factory=dict)
@@ -69,9 +85,8 @@ class Choosing:
     watches: bool = False
     offers: dict[bytes, Offer] = field(default_factory=dict)
     heard: list[Heard] = field(default_factory=list)
-    # By id of a choice of Inductor's, which is kept so that the id stays its own.
     watched: dict[int, tuple[Any, Problem]] = field(default_factory=dict)
-    failure: str = ""  # of ours, where the library's kernel was taken instead
+    failure: str = ""
 
 
 _current: ContextVar[Choosing | None] = ContextVar("ipex_choosing", default=None)
@@ -79,7 +94,7 @@ _current: ContextVar[Choosing | None] = ContextVar("ipex_choosing", default=None
 
 @contextlib.contextmanager
 def choosing(now: Choosing) -> Iterator[Choosing]:
-    """Inductor's lists are decided by `now`, in this thread."""
+    """Let `now` decide Inductor's lists of candidates within the context, in this thread."""
     _hook()
     token = _current.set(now)
     try:
@@ -89,20 +104,20 @@ def choosing(now: Choosing) -> Iterator[Choosing]:
 
 
 def tell(offer: Offer) -> None:
-    """Add to what was offered for the graph that is being learned, if one is."""
-    now = _current.get()
-    if now is not None:
+    """Add an offer to the offers of the graph that is being lowered, if there is one."""
+    current = _current.get()
+    if current is not None:
         key = encode(offer.problem)
-        before = now.offers.get(key)
-        now.offers[key] = replace(offer, times=before.times + 1) if before else offer
+        before = current.offers.get(key)
+        current.offers[key] = replace(offer, times=before.times + 1) if before else offer
 
 
 def describe(caller: Any) -> Choice | None:
-    """One of Inductor's choices as a record holds it; None for what we know no space of."""
+    """Return one of Inductor's choices in a record's form; None if its kind is not known."""
     from torch._inductor.codegen.cpp_template_kernel import CppTemplateCaller
     from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
 
-    caller = getattr(caller, "_wrapped", caller)  # with its operands padded or packed
+    caller = getattr(caller, "_wrapped", caller)  # wrapped if its operands are padded or packed
     if isinstance(caller, ExternKernelCaller):
         choice = Choice("library", f"aten.{caller.choice.name}")
     elif isinstance(caller, TritonTemplateCaller):
@@ -119,59 +134,64 @@ def describe(caller: Any) -> Choice | None:
 
 
 def _hook() -> None:
-    """Have Inductor ask us and tell us; others may have cleared its lists since the last time."""
+    """Register our functions with Inductor; other code may have cleared its lists since."""
     from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
     lists = get_algorithm_selector_cache()
     if _one not in lists.preprocessing_fns:
         lists.add_preprocessing_fn(_one)
-    if _hear not in lists.feedback_saver_fns:
-        lists.add_feedback_saver(_hear)
+    if _add_times not in lists.feedback_saver_fns:
+        lists.add_feedback_saver(_add_times)
 
 
 def _one(callers: list[Any]) -> list[Any]:
-    """The one of `callers` that is selected, or else the library's; all of them outside."""
-    now = _current.get()
-    if now is None or not callers or (len(callers) < 2 and not now.selected):
+    """Return the selected one of `callers`, or else the library's.
+
+    Outside of `choosing` all of them are returned.
+    """
+    current = _current.get()
+    if current is None or not callers or (len(callers) < 2 and not current.selected):
         return callers
     default = next((c for c in callers if _is_library(c)), callers[0])
     try:
-        return _chosen(now, callers, default)
-    except Exception as error:  # in Inductor's hands it would be the user's
-        now.failure = f"{type(error).__name__}: {error}"
-        return callers if now.leaves or now.watches else [default]
+        return _select(current, callers, default)
+    except Exception as error:  # Raised through Inductor, it would fail the user's compilation.
+        current.failure = f"{type(error).__name__}: {error}"
+        return callers if current.leaves or current.watches else [default]
 
 
-def _chosen(now: Choosing, callers: list[Any], default: Any) -> list[Any]:
+def _select(current: Choosing, callers: list[Any], default: Any) -> list[Any]:
     problem = _problem(callers[0])
-    if now.watches and problem is not None:
-        now.watched |= {id(caller): (caller, problem) for caller in callers}
-    if now.watches:
+    if current.watches and problem is not None:
+        current.watched |= {id(caller): (caller, problem) for caller in callers}
+    if current.watches:
         return callers
     described: dict[bytes, tuple[Choice, Any]] = {}
     for caller in callers:
         choice = describe(caller)
         if choice is not None:
             described.setdefault(encode(choice), (choice, caller))
-    usual = described.get(encode(describe(default)))
-    if problem is None or usual is None:
-        return callers if now.leaves else [default]
+    default_entry = described.get(encode(describe(default)))
+    if problem is None or default_entry is None:
+        return callers if current.leaves else [default]
     key = encode(problem)
-    choice, caller = described.get(encode(now.selected.get(key)), usual)
-    if len(described) > 1 or key in now.selected:
-        now.offers[key] = Offer(problem, tuple(c for c, _ in described.values()), choice)
+    choice, caller = described.get(encode(current.selected.get(key)), default_entry)
+    if len(described) > 1 or key in current.selected:
+        current.offers[key] = Offer(problem, tuple(c for c, _ in described.values()), choice)
     return [caller]
 
 
-def _hear(timings: Mapping[Any, float], *_: Any) -> None:
-    """What Inductor timed, in milliseconds, of the lists that we saw."""
-    now = _current.get()
-    caller = next((c for c in timings if now and id(c) in now.watched), None)
-    if now is None or caller is None:
+def _add_times(timings: Mapping[Any, float], *_: Any) -> None:
+    """Add the times that Inductor measured, in milliseconds, if the list was watched."""
+    current = _current.get()
+    caller = next((c for c in timings if current and id(c) in current.watched), None)
+    if current is None or caller is None:
         return
     described = ((describe(c), ms) for c, ms in timings.items())
-    told = {encode(choice): (choice, ms) for choice, ms in described if choice is not None}
-    now.heard.append(Heard(now.watched[id(caller)][1], caller.layout.device, tuple(told.values())))
+    times = {encode(choice): (choice, ms) for choice, ms in described if choice is not None}
+    current.heard.append(
+        Heard(current.watched[id(caller)][1], caller.layout.device, tuple(times.values()))
+    )
 
 
 def _is_library(caller: Any) -> bool:
@@ -181,7 +201,7 @@ def _is_library(caller: Any) -> bool:
 
 
 def _problem(caller: Any) -> Problem | None:
-    """The problem of the node that is being lowered, with the operands as they were lowered."""
+    """Return the problem of the node that is being lowered, with its operands' strides."""
     from torch._inductor.virtualized import V
 
     node = V.graph.current_node
@@ -194,7 +214,11 @@ def _problem(caller: Any) -> Problem | None:
 
 @functools.cache
 def arch_of(device: torch.device) -> str:
-    """The architecture of its problems. Raises `DeviceError` if it is not there."""
+    """Return the architecture that problems on `device` have.
+
+    Raises:
+        DeviceError: the device is not available.
+    """
     return str(target.current(device))
 
 
@@ -206,9 +230,9 @@ _PARAMETER = re.compile(r"(\w+)=([^,]+)")
 
 
 def _parameters(description: str) -> dict[str, bool | int | str]:
-    """Of all that Inductor writes of a template's options, what is chosen and does not follow."""
-    found = dict(_PARAMETER.findall(description))
-    return {name: _value(found[name].strip()) for name in TRITON_PARAMETERS if name in found}
+    """Return the chosen options in Inductor's description of a template, without derived ones."""
+    options = dict(_PARAMETER.findall(description))
+    return {name: _value(options[name].strip()) for name in TRITON_PARAMETERS if name in options}
 
 
 def _value(text: str) -> bool | int | str:

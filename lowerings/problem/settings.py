@@ -1,4 +1,4 @@
-"""What of the process's state an op obeys: read into a problem, and set where it is measured."""
+"""Process settings that affect an op: read into a problem, and set where it is measured."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -11,15 +11,21 @@ from ipex_inductor.autotune.record import Constant
 
 @dataclass(frozen=True)
 class Setting:
-    """One of torch's switches, by the kinds of device that obey it.
+    """Describe one of torch's switches and the ops that it affects.
 
-    And by what obeys it there: ops with `word` in their name, on an operand of `dtype`.
+    Attributes:
+        devices: device types that it affects.
+        get: returns its value.
+        set: sets its value.
+        default: value that is not written into problems; None if every value is written.
+        dtype: dtype of an operand of the affected ops; "" for any.
+        word: part of the names of the affected ops; "" for all.
     """
 
     devices: frozenset[str]
     get: Callable[[], Constant]
     set: Callable[[Any], object]
-    default: Constant  # what is not written down; None writes every value
+    default: Constant
     dtype: str = ""
     word: str = ""
 
@@ -29,11 +35,14 @@ def _flag(owner: Any, name: str) -> tuple[Callable[[], Constant], Callable[[Any]
 
 
 def _precision(owner: Any) -> Callable[[], Constant]:
-    """How fp32 is read there. torch's older function raises where only the new switch was set."""
+    """Return a getter of the fp32 precision of a backend.
+
+    torch's older function raises if only the new switch was set.
+    """
     return lambda: "ieee" if owner.fp32_precision == "none" else str(owner.fp32_precision)
 
 
-# The older switches set the new ones with them, so that all of them agree; Inductor reads both.
+# Setting an older switch also sets the new one, so that they agree. Inductor reads both.
 _OLDER = {"ieee": "highest", "tf32": "high", "bf16": "medium"}
 _onednn: Any = torch.backends.mkldnn
 _cudnn: Any = torch.backends.cudnn
@@ -89,28 +98,30 @@ SETTINGS = {
 
 
 def settings_of(device: str) -> dict[str, Constant]:
-    """Those that a device of that kind obeys and that are not as they usually are."""
-    found = {name: s.get() for name, s in SETTINGS.items() if device in s.devices}
-    return {name: value for name, value in found.items() if value != SETTINGS[name].default}
+    """Return the settings of a device type that differ from their defaults."""
+    values = {name: s.get() for name, s in SETTINGS.items() if device in s.devices}
+    return {name: value for name, value in values.items() if value != SETTINGS[name].default}
 
 
 def obeyed(
     settings: Mapping[str, Constant], op: str, dtypes: Collection[str]
 ) -> dict[str, Constant]:
-    """Those that a call of `op` on operands of `dtypes` obeys: none of another dtype is a reason.
+    """Return the settings that affect a call of `op` on operands of `dtypes`.
 
-    Users of bf16 often have the precision of fp32 products at "high", and records would not count.
+    Settings of other dtypes are left out. Users of bf16 often set the precision of fp32 GEMMs to
+    "high", and their problems would otherwise not match records.
     """
-    found, of = {}, {"float32" if dtype == "complex64" else dtype for dtype in dtypes}
+    affecting: dict[str, Constant] = {}
+    affected_dtypes = {"float32" if dtype == "complex64" else dtype for dtype in dtypes}
     for name, value in settings.items():
         setting = SETTINGS.get(name)
-        if setting is None or (setting.word in op and setting.dtype in ("", *of)):
-            found[name] = value
-    return found
+        if setting is None or (setting.word in op and setting.dtype in ("", *affected_dtypes)):
+            affecting[name] = value
+    return affecting
 
 
 def apply(device: str, settings: dict[str, Constant]) -> None:
-    """Make this process as `settings` say, and as usual in all they do not say."""
+    """Apply `settings` to this process, and the defaults of all settings not in it."""
     for name, setting in SETTINGS.items():
         value = settings.get(name, setting.default)
         if device in setting.devices and value is not None and setting.get() != value:

@@ -1,4 +1,4 @@
-"""All choices of kernel that a record may name here, with what their parameters may be."""
+"""All kernel choices that a record may name, with the values that their parameters may have."""
 
 from ipex_inductor.autotune.space import Values, register
 from ipex_inductor.templates.sycl.tiles import blocks
@@ -18,7 +18,7 @@ LIBRARY = (
     "convolution_backward",
     "conv1x1_via_mm",
 )
-# What computes an epilogue as well.
+# Calls that also compute an epilogue.
 FUSED = ("cudnn.convolution_relu", "cudnn.convolution_add_relu", "cublaslt.addmm_activation")
 TRITON = (
     "mm",
@@ -31,7 +31,7 @@ TRITON = (
 )
 MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef", "Brgemm"))
 
-# Ours, which stand beside a library's calls and not in Inductor's lists.
+# Our templates, which are candidates beside a library's calls and not in Inductor's lists.
 CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
 TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool", "preactivated")
 FAMILIES = (*CONVOLUTIONS, *TOGETHER, "streamed", "persistent", "pipelined", "gated")
@@ -41,7 +41,7 @@ _TILES = tuple(2**n for n in range(3, 10))
 _WARPS: Values = (1, 2, 4, 8, 16, 32)
 _STAGES: Values = tuple(range(9))
 _REQUIRED: dict[str, Values] = {"num_stages": _STAGES, "num_warps": _WARPS}
-# Templates have some of these each; those for AMD stand at the end.
+# Each template has some of these. The options for AMD are last.
 _OPTIONAL: dict[str, Values] = {
     "BLOCK_M": _TILES,
     "BLOCK_N": _TILES,
@@ -75,6 +75,6 @@ _fields = dict(zip(skinny.Tile._fields, zip(*_ours, strict=True), strict=True))
 del _fields["joined"]
 register("template", skinny.NAME, {"joined": (True,)}, **_fields)
 
-# In SYCL, on Intel's GPUs.
+# SYCL kernels, for Intel GPUs.
 register("template", "ipex.sycl.product", None, block=blocks())
 register("template", "ipex.sycl.grouped", None, block=("",))

@@ -1,7 +1,8 @@
-"""A problem and the graph node it came from: read from one, and made runnable again.
+"""Conversion between a problem and a graph node: read from a node, and made runnable again.
 
-What follows the op in the graph and is pointwise is its epilogue, written as one expression over
-the op's result `y` and the operands `x0`, `x1`, ...: `aten.relu.default(aten.add.Tensor(y, x3))`.
+The pointwise ops that follow the op in the graph are its epilogue. It is written as one expression
+over the op's result `y` and the operands `x0`, `x1`, ...:
+`aten.relu.default(aten.add.Tensor(y, x3))`.
 """
 
 import ast
@@ -23,30 +24,35 @@ from ipex_inductor.autotune.ranges import number, points
 from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
 from ipex_inductor.lowerings.problem.settings import obeyed
 
-VARIANCE = "variance"  # a tensor of that name holds no numbers below zero, and none near it
-EPILOGUE_NODES = 16  # what is longer is no matter of the op's
+VARIANCE = "variance"  # A tensor of this name has only elements well above zero.
+EPILOGUE_NODES = 16  # limit of an epilogue's length, in nodes
 _CAST = re.compile(r"torch\.(float16|bfloat16|float32)\b")
 
 
 def problem_of(
     node: Node, arch: str, settings: Mapping[str, Constant], strides: Sequence[Any] = ()
 ) -> Problem | None:
-    """What `node` computes and what follows it; None for what no record can say.
+    """Return the problem of `node` and its epilogue; None if a record cannot describe it.
 
-    `strides` are those of the operands as they were lowered, None where that is not known. A size
-    that varies is known by the powers of two about the one it has now.
+    A dynamic size is described by the powers of two around its current value.
+
+    Args:
+        node: node of the op.
+        arch: architecture of the device.
+        settings: settings of the device.
+        strides: strides of the operands as they were lowered; None for an unknown one.
     """
     bound = _bound(node)
     if bound is None:
         return None
     tensors, constants = bound
-    epilogue, others = _epilogue(node)
-    nodes = [*tensors, *(o for o in others if o not in tensors)]
+    epilogue, epilogue_inputs = _epilogue(node)
+    nodes = [*tensors, *(o for o in epilogue_inputs if o not in tensors)]
     values = [n.meta["val"] for n in nodes]
-    known = [*strides, *[None] * len(nodes)]
+    lowered_strides = [*strides, *[None] * len(nodes)]
     laid_out = [
         v.stride() if stride is None or len(stride) != v.dim() else stride
-        for v, stride in zip(values, known, strict=False)
+        for v, stride in zip(values, lowered_strides, strict=False)
     ]
     symbols = _symbols(values)
     if symbols is None:
@@ -54,27 +60,33 @@ def problem_of(
     names = {expr: symbol.name for expr, symbol in symbols.items()}
     try:
         operands = tuple(
-            Operand(_said(v.shape, names), _said(stride, names), str(v.dtype).split(".")[1])
+            Operand(
+                _record_sizes(v.shape, names),
+                _record_sizes(stride, names),
+                str(v.dtype).split(".")[1],
+            )
             for v, stride in zip(values, laid_out, strict=True)
         )
-    except KeyError:  # a stride that is not of these sizes
+    except KeyError:  # A stride has a symbol that is not in the sizes.
         return None
     operands = by_one_layout(str(node.target), operands)
     text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
     ranges = tuple(symbols.values())
     op = str(node.target)
-    given = obeyed(settings, op, {operand.dtype for operand in operands})
-    return Problem(op, operands, arch, constants, text, ranges, given)
+    relevant = obeyed(settings, op, {operand.dtype for operand in operands})
+    return Problem(op, operands, arch, constants, text, ranges, relevant)
 
 
 def by_one_layout(op: str, operands: Sequence[Operand]) -> tuple[Operand, ...]:
-    """The operands of `op`; a window of one pixel as of channels-last where its image is.
+    """Return the operands of `op`, with 1x1 kernels marked channels-last if the activation is.
 
-    It lies alike in both, so a model all of which is in channels-last has a record of it.
+    Both layouts are one in memory, so a model that is all channels-last has a record of it.
     """
     factors = _LAST_FACTORS.get(op.partition(".")[2].partition(".")[0], ())
-    last = bool(operands) and len(operands[0].shape) == 4 and operands[0].stride[1] == 1
-    return tuple(_as_last(o) if last and i in factors else o for i, o in enumerate(operands))
+    channels_last = bool(operands) and len(operands[0].shape) == 4 and operands[0].stride[1] == 1
+    return tuple(
+        _as_last(o) if channels_last and i in factors else o for i, o in enumerate(operands)
+    )
 
 
 def _as_last(window: Operand) -> Operand:
@@ -85,7 +97,7 @@ def _as_last(window: Operand) -> Operand:
 
 
 def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
-    """Let Dynamo know which sizes of `inputs` are `problem`'s symbols, and their ranges."""
+    """Tell Dynamo which sizes of `inputs` are the problem's symbols, with their ranges."""
     ranges = {s.name: s for s in problem.symbols}
     for operand, tensor in zip(problem.operands, inputs, strict=True):
         for dimension, size in enumerate(operand.shape):
@@ -95,18 +107,18 @@ def mark(problem: Problem, inputs: Sequence[Tensor]) -> None:
 
 
 def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]:
-    """Random operands, one factor scaled so that each product is of the size of all others.
+    """Return random operands, with one factor scaled so that each GEMM's sums have unit scale.
 
-    Or a bias would hide it, an epilogue flatten it, and a low precision overflow.
+    Otherwise a bias could hide the sums, an epilogue saturate, and a low precision overflow.
     """
     generator = torch.Generator(device).manual_seed(seed)
     operands = [_random(o, device, generator) for o in problem.operands]
-    for place, terms in _summed(problem):
-        factor = operands[place]
+    for index, terms in _last_factors(problem):
+        factor = operands[index]
         if factor.is_floating_point() and terms > 1:
             steps = factor.stride()
-            own = [n if step else 1 for n, step in zip(factor.shape, steps, strict=True)]
-            factor.as_strided(own, steps).div_(math.sqrt(terms))
+            unexpanded = [n if step else 1 for n, step in zip(factor.shape, steps, strict=True)]
+            factor.as_strided(unexpanded, steps).div_(math.sqrt(terms))
     for name, operand in zip(_free(problem), operands, strict=False):
         if name == VARIANCE:
             operand.abs_().add_(1)
@@ -116,9 +128,11 @@ def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]
 def function_of(
     problem: Problem, body: Callable[..., Tensor] | None = None
 ) -> Callable[..., Tensor]:
-    """The op and its epilogue, as a function of the operands.
+    """Return the op and its epilogue as a function of the operands.
 
-    `body` computes the op instead, with all its arguments in their order.
+    Args:
+        problem: problem to compute.
+        body: computes the op instead, and takes all its arguments in their order.
     """
     op = _op(problem.op)
     epilogue = ast.parse(problem.epilogue or "y", mode="eval").body
@@ -127,27 +141,29 @@ def function_of(
     free, lists = _free(problem), _lists(problem)
 
     def call(*operands: Tensor) -> Tensor:
-        given: dict[str, Any] = dict(zip(free, operands, strict=False))
-        given |= {name: [given[each] for each in own] for name, own in lists.items()}
-        known = {n: given.get(n, constants.get(n)) for n in names if n in given or n in constants}
-        y = body(*known.values()) if body else op(**known)
+        tensors: dict[str, Any] = dict(zip(free, operands, strict=False))
+        tensors |= {name: [tensors[item] for item in items] for name, items in lists.items()}
+        arguments = {
+            n: tensors.get(n, constants.get(n)) for n in names if n in tensors or n in constants
+        }
+        y = body(*arguments.values()) if body else op(**arguments)
         values = {"y": y} | {f"x{i}": t for i, t in enumerate(operands)}
-        result: Tensor = _evaluated(epilogue, values)
+        result: Tensor = _evaluate(epilogue, values)
         return result
 
     return call
 
 
 def named(problem: Problem) -> dict[str, Operand]:
-    """The operands of the op by the names of its schema, without those of the epilogue.
+    """Return the op's operands by the names of its schema, without the epilogue's operands.
 
-    The tensors of a list have its name and a number each.
+    Each tensor of a list has the list's name and its index.
     """
     return dict(zip(_free(problem), problem.operands, strict=False))
 
 
 def check(problem: Problem) -> Problem:
-    """The same problem; raises what torch does where it cannot be called like that."""
+    """Return `problem`; raise torch's error if the op cannot be called like that."""
     for point in points(problem):
         with FakeTensorMode():
             operands = [empty(o, torch.device("cpu")) for o in point.operands]
@@ -158,7 +174,7 @@ def check(problem: Problem) -> Problem:
 
 
 def widened(problem: Problem) -> Problem:
-    """The same in float64: operands, and what the epilogue casts to."""
+    """Return the problem in float64: its operands and the casts of its epilogue."""
     wide = tuple(
         replace(o, dtype="float64") if _dtype(o.dtype).is_floating_point else o
         for o in problem.operands
@@ -167,20 +183,26 @@ def widened(problem: Problem) -> Problem:
 
 
 def _free(problem: Problem) -> list[str]:
-    """The tensors that the op takes here, by the names of its schema."""
+    """Return the names of the op's tensor arguments that the problem passes."""
     lists = _lists(problem)
-    taken = (n for n in _tensors(problem.op) if n in lists or n not in problem.constants)
-    return [each for name in taken for each in lists.get(name, [name])]
+    names = (n for n in _tensors(problem.op) if n in lists or n not in problem.constants)
+    return [item for name in names for item in lists.get(name, [name])]
 
 
 def _lists(problem: Problem) -> dict[str, list[str]]:
-    """The names of the tensors in each list of them, which has its length among the constants."""
+    """Return the names of the tensors in each list argument.
+
+    A list's length is among the problem's constants.
+    """
     lengths = ((name, problem.constants[name]) for name in _tensor_lists(problem.op))
     return {n: [f"{n}{i}" for i in range(k)] for n, k in lengths if isinstance(k, int)}
 
 
 def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
-    """The tensors of a call in the order of the schema, and its other arguments by name."""
+    """Return the tensors of a call in the schema's order, and its other arguments by name.
+
+    The result is None if an argument cannot be stored in a record.
+    """
     tensors: list[Node] = []
     constants: dict[str, Constant] = {}
     for i, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
@@ -200,7 +222,7 @@ def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
             constants[argument.name] = len(value)
         elif argument.has_default_value() and value == argument.default_value:
             continue
-        elif (constant := _plain(value)) is not _UNKNOWN:
+        elif (constant := _record_value(value)) is not _UNKNOWN:
             constants[argument.name] = constant
         else:
             return None
@@ -210,35 +232,35 @@ def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:
 _UNKNOWN: Any = object()
 
 
-def _plain(value: Any) -> Any:
-    """`value` as a record holds it."""
+def _record_value(value: Any) -> Any:
+    """Return `value` in a record's form, or `_UNKNOWN` if it has none."""
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):
         return str(value)
     several = isinstance(value, (list, tuple))
     if any(type(v) is float and math.isnan(v) for v in (value if several else [value])):
-        return _UNKNOWN  # nothing that reads back is itself
+        return _UNKNOWN  # NaN does not equal itself when it is read back.
     if several and all(type(v) in (int, float) for v in value):
         return tuple(value)
     return value if value is None or type(value) in (bool, int, float, str) else _UNKNOWN
 
 
 def _constant(value: Constant) -> Any:
-    """What `_plain` made `value` of, where an op takes it."""
+    """Return the op's argument from which `_record_value` made `value`."""
     if isinstance(value, str) and value.startswith("torch."):
         return getattr(torch, value.removeprefix("torch."))
     return list(value) if isinstance(value, tuple) else value
 
 
 def _symbols(values: Sequence[Any]) -> "dict[sympy.Expr, Symbol] | None":
-    """A symbol for each size that varies, with the powers of two it lies between now.
+    """Return a symbol for each dynamic size, with the powers of two around its current value.
 
-    None where that is not known. A size is a symbol of its own though it is a multiple of another:
-    of `64*batch` rows nothing but the product counts.
+    The result is None if a current value is not known. A size gets its own symbol even if it is a
+    multiple of another: of `64*batch` rows only the product counts.
     """
-    found: dict[sympy.Expr, Symbol] = {}
+    symbols: dict[sympy.Expr, Symbol] = {}
     for size in (n for value in values for n in value.shape if isinstance(n, torch.SymInt)):
         expr = size.node.expr
-        if expr in found or expr.is_Integer:
+        if expr in symbols or expr.is_Integer:
             continue
         hint = size.node.hint
         bounds = size.node.shape_env.bound_sympy(expr)
@@ -246,19 +268,24 @@ def _symbols(values: Sequence[Any]) -> "dict[sympy.Expr, Symbol] | None":
             return None
         high = max(4, 1 << (hint - 1).bit_length())
         low = max(2 if high == 4 else high // 2 + 1, int(bounds.lower))
-        found[expr] = Symbol(f"n{len(found)}", low, int(min(high, bounds.upper)))
-    return found
+        symbols[expr] = Symbol(f"n{len(symbols)}", low, int(min(high, bounds.upper)))
+    return symbols
 
 
-def _said(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tuple[int | str, ...]:
-    """Sizes or strides as a record has them. Raises `KeyError` for one of other symbols."""
-    return tuple(_said_one(n, names) for n in sizes)
+def _record_sizes(sizes: Sequence[Any], names: "Mapping[sympy.Expr, str]") -> tuple[int | str, ...]:
+    """Return sizes or strides in a record's form.
+
+    Raises:
+        KeyError: a size depends on symbols that are not in `names`.
+    """
+    return tuple(_record_size(n, names) for n in sizes)
 
 
-def _said_one(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
+def _record_size(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
     expr = sympy.sympify(size.node.expr if isinstance(size, torch.SymInt) else size)
-    known = {e: sympy.Symbol(name, integer=True, positive=True) for e, name in names.items()}
-    expr = expr.subs(known, simultaneous=True)  # torch may have symbols of these names
+    symbols = {e: sympy.Symbol(name, integer=True, positive=True) for e, name in names.items()}
+    # All are replaced at once, as torch may use these names for other symbols.
+    expr = expr.subs(symbols, simultaneous=True)
     if expr.is_Integer:
         return int(expr)
     if not {str(s) for s in expr.free_symbols} <= set(names.values()):
@@ -269,7 +296,10 @@ def _said_one(size: Any, names: "Mapping[sympy.Expr, str]") -> int | str:
 
 
 def _epilogue(node: Node) -> tuple[list[Node], list[Node]]:
-    """The pointwise nodes behind `node` that only its last one leaves, and what else they read."""
+    """Return the epilogue's nodes after `node` and the other nodes that they read.
+
+    The epilogue is pointwise, and only its last node is used outside of it.
+    """
     region, last = [node], 0
     inside = {node}
     queue = sorted(node.users)
@@ -283,33 +313,35 @@ def _epilogue(node: Node) -> tuple[list[Node], list[Node]]:
         leaving = [n for n in region if any(u not in inside for u in n.users)]
         if leaving == [user]:
             last = len(region) - 1
-    kept = region[: last + 1]
-    return kept[1:], list(
-        dict.fromkeys(a for n in kept[1:] for a in n.all_input_nodes if a not in kept)
+    fused = region[: last + 1]
+    return fused[1:], list(
+        dict.fromkeys(a for n in fused[1:] for a in n.all_input_nodes if a not in fused)
     )
 
 
 def _is_pointwise(node: Node, like: Node) -> bool:
-    """Whether it computes each element of a result shaped as `like`'s by itself."""
+    """Return whether `node` computes each element by itself, in the shape of `like`."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     cast = torch.ops.prims.convert_element_type.default
     if node.target is not cast and torch.Tag.pointwise not in node.target.tags:
         return False
     value, want = node.meta.get("val"), like.meta["val"]
-    others = [a for a in node.all_input_nodes if not isinstance(a.meta.get("val"), Tensor)]
-    plain = all(_plain(a) is not _UNKNOWN or isinstance(a, Node) for a in node.args)
-    plain &= all(_plain(a) is not _UNKNOWN or isinstance(a, Node) for a in node.kwargs.values())
-    return isinstance(value, Tensor) and value.shape == want.shape and not others and plain
+    non_tensors = [a for a in node.all_input_nodes if not isinstance(a.meta.get("val"), Tensor)]
+    storable = all(_record_value(a) is not _UNKNOWN or isinstance(a, Node) for a in node.args)
+    storable &= all(
+        _record_value(a) is not _UNKNOWN or isinstance(a, Node) for a in node.kwargs.values()
+    )
+    return isinstance(value, Tensor) and value.shape == want.shape and not non_tensors and storable
 
 
 def _text(nodes: Sequence[Node], product: Node, names: Mapping[Node, str]) -> str:
-    """`nodes` as one expression; "" if there are none."""
+    """Return `nodes` as one expression; "" if there are none."""
     written: dict[Node, str] = {**names, product: "y"}
     for node in nodes:
-        given = [_argument(a, written) for a in node.args]
-        given += [f"{k}={_argument(a, written)}" for k, a in node.kwargs.items()]
-        written[node] = f"{node.target}({', '.join(given)})"
+        arguments = [_argument(a, written) for a in node.args]
+        arguments += [f"{k}={_argument(a, written)}" for k, a in node.kwargs.items()]
+        written[node] = f"{node.target}({', '.join(arguments)})"
     return written[nodes[-1]] if nodes else ""
 
 
@@ -318,16 +350,17 @@ def _argument(value: Any, written: Mapping[Node, str]) -> str:
         return written[value]
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
-    return repr(_plain(value)).replace("inf", "1e999")  # a literal, which reads as infinite
+    # 1e999 is a literal that is read as infinity.
+    return repr(_record_value(value)).replace("inf", "1e999")
 
 
-def _evaluated(node: ast.expr, values: Mapping[str, Tensor]) -> Any:
-    """An epilogue's expression: calls of torch's ops on values and constants, nothing else."""
+def _evaluate(node: ast.expr, values: Mapping[str, Tensor]) -> Any:
+    """Evaluate an epilogue's expression; it may only call torch ops on values and constants."""
     match node:
         case ast.Call(func=function, args=args, keywords=keywords):
-            given = [_evaluated(a, values) for a in args]
-            named = {str(k.arg): _evaluated(k.value, values) for k in keywords}
-            return _op(ast.unparse(function))(*given, **named)
+            positional = [_evaluate(a, values) for a in args]
+            by_keyword = {str(k.arg): _evaluate(k.value, values) for k in keywords}
+            return _op(ast.unparse(function))(*positional, **by_keyword)
         case ast.Name(id=name):
             return values[name]
         case ast.Attribute(value=ast.Name(id="torch"), attr=name):
@@ -337,14 +370,18 @@ def _evaluated(node: ast.expr, values: Mapping[str, Tensor]) -> Any:
 
 
 def _op(name: str) -> Any:
-    """The op `aten.mm.default`. Raises `AttributeError` where torch has none of that name."""
+    """Return the op of a name like `aten.mm.default`.
+
+    Raises:
+        AttributeError: torch has no op of that name.
+    """
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
 
 @functools.cache
 def _tensors(name: str) -> tuple[str, ...]:
-    """The arguments that are tensors: each tile of each template asks for them."""
+    """Return the names of the op's tensor arguments; cached, as each tile needs them."""
     arguments = _op(name)._schema.arguments
     return tuple(a.name for a in arguments if "Tensor" in str(a.type))
 
@@ -355,7 +392,7 @@ def _tensor_lists(name: str) -> tuple[str, ...]:
 
 
 def _is_list(argument: Any) -> bool:
-    """Whether it is a list of tensors, none of which may be left out."""
+    """Return whether an argument is a list of tensors without optional elements."""
     return str(argument.type) == "List[Tensor]"
 
 
@@ -365,36 +402,36 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def empty(operand: Operand, device: torch.device) -> Tensor:
-    """Memory of that shape and stride; where a stride is 0, all are one element."""
-    shape, stride = ([int(n) for n in given] for given in (operand.shape, operand.stride))
-    own = [1 if step == 0 else n for n, step in zip(shape, stride, strict=True)]
-    return torch.empty_strided(own, stride, dtype=_dtype(operand.dtype), device=device).expand(
-        shape
-    )
+    """Return an uninitialized tensor with the operand's shape and strides; 0 broadcasts."""
+    shape, stride = ([int(n) for n in numbers] for numbers in (operand.shape, operand.stride))
+    unexpanded = [1 if step == 0 else n for n, step in zip(shape, stride, strict=True)]
+    return torch.empty_strided(
+        unexpanded, stride, dtype=_dtype(operand.dtype), device=device
+    ).expand(shape)
 
 
 def _random(operand: Operand, device: torch.device, generator: torch.Generator) -> Tensor:
     result = empty(operand, device)
-    own = result.as_strided(
+    unexpanded = result.as_strided(
         [1 if step == 0 else n for n, step in zip(result.shape, result.stride(), strict=True)],
         result.stride(),
     )
-    if own.is_floating_point():
-        own.copy_(torch.randn(own.shape, generator=generator, device=device))
+    if unexpanded.is_floating_point():
+        unexpanded.copy_(torch.randn(unexpanded.shape, generator=generator, device=device))
     else:
-        own.copy_(torch.randint(0, 2, own.shape, generator=generator, device=device))
+        unexpanded.copy_(torch.randint(0, 2, unexpanded.shape, generator=generator, device=device))
     return result
 
 
-def _summed(problem: Problem) -> list[tuple[int, int]]:
-    """The operand that is multiplied last, and how many products a sum is of: of each product."""
+def _last_factors(problem: Problem) -> list[tuple[int, int]]:
+    """Return the last factor of each GEMM and the number of terms (K) of its sums."""
     packet = problem.op.split(".")[1]
     factors = _LAST_FACTORS.get(packet, (0,))
     return [(i, _terms(packet, i, [*map(int, problem.operands[i].shape)])) for i in factors]
 
 
 def _terms(packet: str, last: int, shape: list[int]) -> int:
-    if packet == "conv_weight_grad":  # of all pixels
+    if packet == "conv_weight_grad":  # The sums are over all pixels.
         return shape[0] * math.prod(shape[2:])
     return math.prod(shape[1:]) if packet in _BY_ROWS else shape[-2] if last else 1
 
@@ -406,9 +443,9 @@ _LAST_FACTORS: dict[str, tuple[int, ...]] = {
     "baddbmm": (2,),
     "convolution": (1,),
 }
-# Ours.
+# Ops of `ipex::`.
 _LAST_FACTORS |= {"conv": (1,), "conv_pool": (1,), "conv_shortcut": (1, 4), "linear": (1,)}
 _LAST_FACTORS |= {"gated_linear": (1, 2), "conv_preactivated": (1,)}
-# A weight has all that is summed behind its rows.
+# Ops whose weight has N as its first dimension and K in the others.
 _BY_ROWS = {"convolution", "conv", "conv_pool", "conv_preactivated", "conv_shortcut"}
 _BY_ROWS |= {"gated_linear", "linear"}

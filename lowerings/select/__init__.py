@@ -1,1 +1,1 @@
-"""Choose a kernel: records, models and libraries."""
+"""Kernel selection: records, cost models and libraries."""

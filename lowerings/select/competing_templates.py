@@ -1,6 +1,8 @@
-"""Templates of Inductor's that compute what a call does: where one is faster, there is no call.
+"""Inductor templates that compete with kernels for `ipex::` ops.
 
-A call is measured as an op of ours, a template as the op of torch's that is left without it.
+A kernel for an `ipex::` op is measured as that op. An Inductor template is measured as the torch
+op that the graph contains when the `ipex::` op is not lowered to a call. Where the template is
+faster, Inductor's default is selected for the `ipex::` op.
 """
 
 import re
@@ -17,103 +19,138 @@ from ipex_inductor.autotune.select import Selection
 from ipex_inductor.lowerings.problem.workload import function_of, named, widened
 
 CONV, LINEAR = (str(op) for op in (torch.ops.ipex.conv.default, torch.ops.ipex.linear.default))
-FACTORS = {"aten.mm.default": (0, 1), "aten.addmm.default": (1, 2)}  # which operands they are
-SMALL = 8  # rows, columns and terms that epilogues are compared on
+# Positions of the two GEMM factors among the operands.
+FACTORS = {"aten.mm.default": (0, 1), "aten.addmm.default": (1, 2)}
+SMALL = 8  # M, N and K of the matrices on which epilogues are compared
 
 
 def settled(
     selected: Mapping[bytes, Selection], offered: Mapping[bytes, Collection[Choice]]
 ) -> dict[bytes, Selection]:
-    """`selected`, where Inductor's own takes the place of every call that a template beats.
+    """Return `selected` with Inductor's default wherever an Inductor template beats the call.
 
-    One that is `offered`: Inductor's options may leave templates out of its lists. For whoever
-    makes a key of it: that has the choices, and not the times that decide this.
+    A template counts only if it is in `offered` for its problem, as Inductor's options may leave
+    templates out of its lists. Cache keys should be made of this function's result: `selected`
+    holds the choices, but not the times that decide between calls and templates.
+
+    Args:
+        selected: selection for each encoded problem.
+        offered: candidates that Inductor lists for each encoded problem.
     """
     templates = [
-        (decode_problem(key), each)
-        for key, each in selected.items()
-        if each.choice.name.startswith("inductor.")
-        and each.measured
-        and each.choice in offered.get(key, ())
+        (decode_problem(key), selection)
+        for key, selection in selected.items()
+        if selection.choice.name.startswith("inductor.")
+        and selection.measured
+        and selection.choice in offered.get(key, ())
     ]
-    return {key: _left(decode_problem(key), each, templates) for key, each in selected.items()}
+    return {
+        key: _prefer_default(decode_problem(key), selection, templates)
+        for key, selection in selected.items()
+    }
 
 
-def _left(
-    problem: Problem, known: Selection, templates: list[tuple[Problem, Selection]]
+def _prefer_default(
+    problem: Problem, selection: Selection, templates: list[tuple[Problem, Selection]]
 ) -> Selection:
-    """`known`, or Inductor's own if one of `templates` is faster at the same."""
-    for other, each in templates:
-        if each.best.p50 < known.best.p50 and is_plain(other, problem):
+    """Return `selection`, or Inductor's default if a template in `templates` is faster.
+
+    Args:
+        problem: problem of the `ipex::` op.
+        selection: kernel selected for `problem`.
+        templates: measured Inductor templates, each with the problem it was selected for.
+    """
+    for template_problem, template in templates:
+        if template.best.p50 < selection.best.p50 and is_plain(template_problem, problem):
             from ipex_inductor.lowerings.select.library import CALLS  # and half of Inductor
 
-            usual = CALLS[problem.op][0].choice
-            if known.choice == usual:
-                return known
-            reason = f"as a template is faster than {known.choice.name}: {each}"
-            return Selection(replace(each.best, choice=usual), known.best, reason)
-    return known
+            default = CALLS[problem.op][0].choice
+            if selection.choice == default:
+                return selection
+            reason = f"as a template is faster than {selection.choice.name}: {template}"
+            return Selection(replace(template.best, choice=default), selection.best, reason)
+    return selection
 
 
 def is_plain(other: Problem, problem: Problem) -> bool:
-    """Whether `other` is `problem`, of an op of ours, as Inductor has it in its lists.
+    """Return whether `other` is the torch problem that Inductor lists for an `ipex::` `problem`.
 
-    Layouts may differ: where a size is one, what its stride is is anybody's choice.
+    Layouts may differ: the stride of a dimension of size one is arbitrary.
     """
-    same = {CONV: _is_convolution, LINEAR: _is_product}.get(problem.op)
-    return same is not None and same(other, problem)
+    compare = {CONV: _is_convolution, LINEAR: _is_gemm}.get(problem.op)
+    return compare is not None and compare(other, problem)
 
 
-def _is_convolution(other: Problem, problem: Problem) -> bool:
-    if other.op != "aten.convolution.default":
+def _is_convolution(torch_problem: Problem, problem: Problem) -> bool:
+    if torch_problem.op != "aten.convolution.default":
         return False
-    words = [problem.constants["binary"], problem.constants["unary"]]
-    words = [word for word in words if word != "none"]
-    behind = re.findall(r"aten\.(\w+)\.", other.epilogue)[::-1]  # the outermost stands first
-    operands = zip(other.operands[:2], problem.operands[:2], strict=True)
-    same = behind == words if words else other.epilogue == problem.epilogue
+    fused_ops = [problem.constants["binary"], problem.constants["unary"]]
+    fused_ops = [name for name in fused_ops if name != "none"]
+    # The outermost op is first in the epilogue's text.
+    epilogue_ops = re.findall(r"aten\.(\w+)\.", torch_problem.epilogue)[::-1]
+    operands = zip(torch_problem.operands[:2], problem.operands[:2], strict=True)
+    same_epilogue = (
+        epilogue_ops == fused_ops if fused_ops else torch_problem.epilogue == problem.epilogue
+    )
     return (
-        same
-        and not (words and problem.epilogue)
+        same_epilogue
+        and not (fused_ops and problem.epilogue)
         and all((a.shape, a.dtype) == (b.shape, b.dtype) for a, b in operands)
-        and all(problem.constants.get(n) == value for n, value in other.constants.items())
+        and all(problem.constants.get(n) == value for n, value in torch_problem.constants.items())
     )
 
 
-def _is_product(other: Problem, problem: Problem) -> bool:
-    """Of rows: those of more dimensions Inductor multiplies without their epilogue."""
-    if other.op not in FACTORS or other.symbols or problem.symbols:
+def _is_gemm(torch_problem: Problem, problem: Problem) -> bool:
+    """Return whether `torch_problem` is the 2-D GEMM of `problem`, including its epilogue.
+
+    Inputs of more than two dimensions do not match: Inductor multiplies them without an epilogue.
+    """
+    if torch_problem.op not in FACTORS or torch_problem.symbols or problem.symbols:
         return False
     operands = named(problem)
     x, weight = operands["x"], operands["weight"]
-    factors = [other.operands[i] for i in FACTORS[other.op]]
-    dtypes = {o.dtype for o in (*other.operands, *problem.operands)}
+    factors = [torch_problem.operands[i] for i in FACTORS[torch_problem.op]]
+    dtypes = {o.dtype for o in (*torch_problem.operands, *problem.operands)}
     return (
         len(dtypes) == 1
         and [f.shape for f in factors] == [x.shape, weight.shape[::-1]]
-        and _rest(problem, (0, 1)) == _rest(other, FACTORS[other.op])
-        and _agree(other, problem)
+        and _other_shapes(problem, (0, 1))
+        == _other_shapes(torch_problem, FACTORS[torch_problem.op])
+        and _agree(torch_problem, problem)
     )
 
 
-def _rest(problem: Problem, factors: tuple[int, int]) -> list[Any]:
-    """The shapes of all operands but the factors; two alike are told apart by nobody."""
+def _other_shapes(problem: Problem, factors: tuple[int, int]) -> list[Any]:
+    """Return the sorted shapes of all operands but the GEMM's factors.
+
+    If two shapes have an equal number of dimensions, they cannot be matched to operands. The op's
+    name is returned instead, so that the comparison fails.
+    """
     shapes = sorted(o.shape for i, o in enumerate(problem.operands) if i not in factors)
     return shapes if len({*map(len, shapes)}) == len(shapes) else [problem.op]
 
 
-def _agree(other: Problem, problem: Problem) -> bool:
-    """Whether both make the same of a few numbers, in fp64; what is not 1-D is a matrix."""
+def _agree(torch_problem: Problem, problem: Problem) -> bool:
+    """Return whether both problems compute equal results for small random fp64 inputs.
+
+    Operands that are not 1-D are taken to be matrices.
+    """
     generator = torch.Generator().manual_seed(0)
     with _disable_current_modes(), torch.no_grad():
 
-        def made(*shape: int) -> Tensor:
+        def random_tensor(*shape: int) -> Tensor:
             return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-        x, weight, rest = made(SMALL, SMALL), made(SMALL, SMALL), {1: made(SMALL)}
-        rest[2] = made(SMALL, SMALL)
+        x, weight, rest = (
+            random_tensor(SMALL, SMALL),
+            random_tensor(SMALL, SMALL),
+            {1: random_tensor(SMALL)},
+        )
+        rest[2] = random_tensor(SMALL, SMALL)
         ours = [x, weight, *(rest[len(o.shape)] for o in problem.operands[2:])]
-        factors = dict(zip(FACTORS[other.op], (x, weight.t()), strict=True))
-        theirs = [factors.get(i, rest.get(len(o.shape))) for i, o in enumerate(other.operands)]
-        results = function_of(widened(problem))(*ours), function_of(widened(other))(*theirs)
+        factors = dict(zip(FACTORS[torch_problem.op], (x, weight.t()), strict=True))
+        theirs = [
+            factors.get(i, rest.get(len(o.shape))) for i, o in enumerate(torch_problem.operands)
+        ]
+        results = function_of(widened(problem))(*ours), function_of(widened(torch_problem))(*theirs)
         return torch.allclose(*results, rtol=1e-9, atol=1e-12)  # the order of sums may differ

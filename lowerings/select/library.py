@@ -1,7 +1,7 @@
-"""Which call of a GPU's libraries computes an op of ours with its epilogue: a record's, or none.
+"""Choice of the GPU library call or kernel that computes an `ipex::` op with its epilogue.
 
-An op of ours and its constants say the whole epilogue, so a problem of one is what to measure: how
-the library does with the epilogue against what Inductor makes of the same.
+An `ipex::` op and its constants define the whole epilogue. Its problem therefore measures how the
+library performs with the epilogue, compared with what Inductor generates for it.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -46,25 +46,33 @@ CALLS: dict[str, tuple[Call, ...]] = {
 
 
 def calls(problem: Problem) -> list[Call]:
-    """Those that may compute it, what Inductor does first; none for what is no op of ours."""
+    """Return the calls that may compute `problem`, Inductor's default first.
+
+    The list is empty if `problem` is not of an `ipex::` op.
+    """
     return [call for call in _with_epilogue(problem) if call.why_not(problem) is None]
 
 
 def plain(problem: Problem) -> Body | None:
-    """What Inductor makes an op of ours of; None for torch's own."""
+    """Return the body that Inductor lowers an `ipex::` op to by default; None for torch ops."""
     return CALLS[problem.op][0].body if problem.op in CALLS else None
 
 
 def _with_epilogue(problem: Problem) -> list[Call]:
+    """Return the calls registered for the problem's op that support its epilogue."""
     return [call for call in CALLS.get(problem.op, ()) if call.has_epilogue(problem)]
 
 
 class Chooser:
-    """What `passes/fusion/library.py` asks, of one graph.
+    """Select the kernel for each node of one graph; called by `passes/fusion/library.py`.
 
-    What there is to choose from is told to who learns that (`listed.choosing`). `off`: a reason why
-    nothing may be chosen, "" for none. `tables`: architectures whose table in the package is asked
-    about what is not among `selected`. `guesses`: kernels in SYCL are taken on a model's word.
+    The candidates are reported through `selector_hook.tell`.
+
+    Args:
+        selected: selections by encoded problem.
+        off: reason why nothing may be chosen; "" if there is none.
+        tables: architectures whose packaged table is consulted for problems not in `selected`.
+        guesses: whether SYCL kernels may be selected by the cost model alone.
     """
 
     def __init__(
@@ -78,68 +86,98 @@ class Chooser:
         self._guesses = guesses
 
     def __call__(self, node: Node) -> tuple[Body | None, str, str]:
-        """What computes `node`, None for Inductor; the kind and the reason of that decision."""
+        """Return the body that computes `node`, with the kind and the reason of the decision.
+
+        The body is None if Inductor's default computes it.
+        """
         device = node.meta["val"].device
         if self._off:
             return None, "missed", self._off
         problem = problem_of(node, selector_hook.arch_of(device), settings_of(device.type))
         if problem is None:
-            return None, "missed", "no record can say what it computes"
-        offered = calls(problem)
-        if len(offered) < 2:
+            return None, "missed", "a record cannot describe it"
+        candidates = calls(problem)
+        if len(candidates) < 2:
             reasons = filter(None, (call.why_not(problem) for call in _with_epilogue(problem)))
-            return None, "missed", next(reasons, "no library has this epilogue")
-        if all(call.apart for call in offered):
-            together = (call for call in CALLS[problem.op] if not call.apart)
-            reasons = filter(None, (call.why_not(problem) for call in together))
-            return None, "missed", next(reasons, "no kernel has it")
-        choices = tuple(call.choice for call in offered)
-        usual, key = offered[0], encode(problem)
-        selector_hook.tell(selector_hook.Offer(problem, choices, usual.choice))
-        known = self._selected.get(key)
-        if known is None and problem.arch in self._tables:
-            which = {key: choices}
-            asked = (nearest, derived, neighboring)
-            found = lookup({key}, None) or next(
-                filter(None, (ask(which, None) for ask in asked)), {}
+            return None, "missed", next(reasons, "no library supports this epilogue")
+        if all(call.apart for call in candidates):
+            fused = (call for call in CALLS[problem.op] if not call.apart)
+            reasons = filter(None, (call.why_not(problem) for call in fused))
+            return None, "missed", next(reasons, "no kernel supports it")
+        choices = tuple(call.choice for call in candidates)
+        default, key = candidates[0], encode(problem)
+        selector_hook.tell(selector_hook.Offer(problem, choices, default.choice))
+        selection = self._selected.get(key)
+        if selection is None and problem.arch in self._tables:
+            candidate_choices = {key: choices}
+            fallbacks = (nearest, derived, neighboring)
+            selections = lookup({key}, None) or next(
+                filter(
+                    None,
+                    (find_selections(candidate_choices, None) for find_selections in fallbacks),
+                ),
+                {},
             )
-            known = found.get(key)
-        if known is None:
-            return self._guessed(problem, offered, device)
-        chosen = next((call for call in offered if call.choice == known.choice), None)
+            selection = selections.get(key)
+        if selection is None:
+            return self._predict(problem, candidates, device)
+        chosen = next((call for call in candidates if call.choice == selection.choice), None)
         if chosen is None:
-            reason = f"{usual.name}: {known.choice.name} ({known.source}) is not offered here"
+            reason = (
+                f"{default.name}: {selection.choice.name} ({selection.source}) is not offered here"
+            )
             return None, "choice", reason
-        return _taken(chosen, usual, problem, device, str(known))
+        return _decide(chosen, default, problem, device, str(selection))
 
-    def _guessed(
-        self, problem: Problem, offered: list[Call], device: torch.device
+    def _predict(
+        self, problem: Problem, candidates: list[Call], device: torch.device
     ) -> tuple[Body | None, str, str]:
-        """What nobody measured is left to Inductor, but where a model is to be believed."""
-        usual = offered[0]
-        reason = f"{usual.name}: nothing is recorded of {len(offered)} choices"
-        guess = sycl_model.fastest(problem, offered)
+        """Select the default for a problem without records, or what the cost model predicts.
+
+        Args:
+            problem: problem of the node.
+            candidates: calls that may compute it, the default first.
+            device: device that the node runs on.
+        """
+        default = candidates[0]
+        reason = f"{default.name}: nothing is recorded of {len(candidates)} choices"
+        guess = sycl_model.fastest(problem, candidates)
         if guess is None:
             return None, "choice", reason
-        call, said = guess
+        call, prediction = guess
         if not self._guesses:
-            return None, "choice", f"{reason}; {said}, taken with option sycl=xpu"
-        return _taken(call, usual, problem, device, f"{call.name}: {said}")
+            return None, "choice", f"{reason}; {prediction}, taken with option sycl=xpu"
+        return _decide(call, default, problem, device, f"{call.name}: {prediction}")
 
 
-def _taken(
-    chosen: Call, usual: Call, problem: Problem, device: torch.device, reason: str
+def _decide(
+    chosen: Call, default: Call, problem: Problem, device: torch.device, reason: str
 ) -> tuple[Body | None, str, str]:
-    """What was chosen, if it is to be had on `device`."""
-    if chosen is usual or chosen.apart:
+    """Return the decision for `chosen`, checking that it is available on `device`.
+
+    Args:
+        chosen: call that was selected.
+        default: call that Inductor makes.
+        problem: problem of the node.
+        device: device that the node runs on.
+        reason: why `chosen` was selected.
+
+    Returns:
+        The body (None for Inductor's default), the kind and the reason of the decision.
+    """
+    if chosen is default or chosen.apart:
         return None, "choice", f"apart, {reason}" if chosen.apart else reason
     if chosen.ready is not None and (lacking := chosen.ready(problem, device)):
-        return None, "missed", f"{usual.name}: {chosen.name} is not to be had: {lacking}"
+        return None, "missed", f"{default.name}: {chosen.name} is not to be had: {lacking}"
     return chosen.whole, "choice", reason
 
 
 def call_of(problem: Problem, choice: Choice) -> Call:
-    """The call that `choice` is. Raises `ValueError` if it may not compute `problem`."""
+    """Return the call that `choice` stands for.
+
+    Raises:
+        ValueError: `choice` may not compute `problem`.
+    """
     for call in calls(problem):
         if call.choice == choice:
             return call

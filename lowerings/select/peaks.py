@@ -1,4 +1,4 @@
-"""How near a kernel comes to what its device can do."""
+"""Share of the device's peak bandwidth and peak rate that a kernel reaches."""
 
 import functools
 import math
@@ -19,10 +19,14 @@ _RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "
 
 
 def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | None, float | None]:
-    """Of the peak bandwidth and of the peak rate; None where the device's is not known.
+    """Return the shares of the peak bandwidth and of the peak rate that a kernel reaches.
 
-    Every operand and the result are counted as moved once; `microseconds` are the mean over
-    `problems`, which are one at several sizes.
+    A share is None if the device's peak is not known. Every operand and the result count as moved
+    once.
+
+    Args:
+        problems: one problem at several sizes.
+        microseconds: mean time over `problems`.
     """
     first = problems[0]
     try:
@@ -32,7 +36,9 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
     dtype = _RATES.get(first.operands[0].dtype, "")
     if dtype == "fp32" and first.settings.get("fp32 cuda products", "ieee") != "ieee":
         dtype = "tf32"
-    moved, operations = (statistics.fmean(each) for each in zip(*map(work, problems), strict=True))
+    moved, operations = (
+        statistics.fmean(values) for values in zip(*map(work, problems), strict=True)
+    )
     seconds, rate = microseconds * 1e-6, device.rate(dtype)
     return (
         device.bandwidth and moved / seconds / device.bandwidth,
@@ -41,7 +47,7 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
 
 
 def floor(problem: Problem) -> float:
-    """Seconds that it takes at least where it is measured, 0 if that is not known."""
+    """Return a lower bound in seconds of the time on the problem's device; 0 if unknown."""
     try:
         device = target.described(problem.arch)
     except TargetError:
@@ -50,7 +56,7 @@ def floor(problem: Problem) -> float:
         return 0.0
     try:
         moved, operations = work(problem)
-    except Exception:  # who cannot be run without a device is measured last, no more
+    except Exception:  # An op that needs a real device only gets a low priority.
         return 0.0
     rate = device.rate(_RATES.get(problem.operands[0].dtype, ""))
     return max(
@@ -59,13 +65,17 @@ def floor(problem: Problem) -> float:
 
 
 def work(problem: Problem) -> tuple[int, int]:
-    """Bytes moved and operations of the op, the epilogue's not counted (a FMA is two)."""
+    """Return the bytes moved and the operations of a problem's op; an FMA counts as two.
+
+    Operations of the epilogue are not counted.
+    """
     return _work(encode(problem))
 
 
 @functools.lru_cache(1024)
 def _work(key: bytes) -> tuple[int, int]:
-    problem = decode_problem(key)  # a problem has no hash: it holds dicts
+    # A problem holds dicts and has no hash, so its encoded form is the cache's key.
+    problem = decode_problem(key)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         operands = [empty(o, torch.device("cpu")) for o in problem.operands]
         result = function_of(problem, library.plain(problem))(*operands)

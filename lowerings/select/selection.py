@@ -1,8 +1,9 @@
-"""Which kernels a graph gets, settled before anything of it is compiled for use.
+"""Kernel selection for a graph, completed before the graph is compiled for use.
 
-The problems of a graph are learned by lowering it once, and remembered by what the graph is; so
-in later processes the selections are known before Inductor makes its cache key, and are part of it.
-A list that is remembered wrongly costs only speed: what was not settled gets the library's kernel.
+The problems of a graph are learned by lowering it once and are stored under the graph's digest. In
+later processes the selections are therefore known before Inductor makes its cache key, and are part
+of that key. A stored list that is wrong costs only speed: a problem without a selection gets the
+library's kernel.
 """
 
 import os
@@ -39,8 +40,9 @@ from ipex_inductor.lowerings.select import competing_templates, peaks, prefilter
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import device as target
 
-PASSING = (SPENT, "OutOfMemoryError", "want of memory")  # reasons that may not last
-MODELLED = ("cuda", "xpu")  # kinds of devices that there may be a cost model of
+# Parts of reasons that may not apply another time.
+PASSING = (SPENT, "OutOfMemoryError", "want of memory")
+MODELLED = ("cuda", "xpu")  # device types that may have a cost model
 JOINED = tuple(f"ipex.conv_{name}.default" for name in ("pool", "preactivated", "shortcut"))
 COMMAND = (sys.executable, "-P", "-m", "ipex_inductor.lowerings.tune.tuner")
 log = decisions.log
@@ -48,10 +50,15 @@ log = decisions.log
 
 @dataclass(frozen=True)
 class Policy:
-    """Where records are and whether more may be made: seconds of timing for one graph.
+    """Define which records are used and whether new ones may be measured.
 
-    To look into `tables` of the package a graph is lowered once more; most graphs are in none.
-    Whether a model `guesses` what nobody measured.
+    Attributes:
+        database: folder of the records; None if there is none.
+        may_time: whether missing records may be measured.
+        budget: seconds of timing for one graph.
+        tables: whether packaged tables are consulted, for which the graph is lowered once more;
+            most graphs are in none.
+        guesses: whether the cost model selects kernels for problems without measurements.
     """
 
     database: Path | None
@@ -61,10 +68,12 @@ class Policy:
     guesses: bool = True
 
     def records(self, devices: Iterable[torch.device]) -> bool:
-        """Whether there are records, or may be, of graphs on `devices`."""
-        there = self.database is not None and (self.may_time or self.database.exists())
+        """Return whether records of graphs on `devices` exist or may be measured."""
+        has_database = self.database is not None and (self.may_time or self.database.exists())
         tables = ((arch, table_of(arch)) for arch in map(arch_of, devices) if self.tables)
-        return there or any(table and (table == arch or self.guesses) for arch, table in tables)
+        return has_database or any(
+            table and (table == arch or self.guesses) for arch, table in tables
+        )
 
 
 def settle(
@@ -73,37 +82,47 @@ def settle(
     learn: Callable[[], Iterable[Offer]],
     say: Callable[[str, str], None],
 ) -> dict[bytes, Selection]:
-    """The selections for the graph with that digest; `learn` lowers it to see what it is offered.
+    """Return the selections for a graph, measuring kernels if the policy allows it.
 
-    `say` hears what could not be measured and what the model has no say in, and why.
+    Args:
+        policy: which records to use and whether to measure.
+        graph: digest of the graph.
+        learn: lowers the graph and returns the offers that Inductor made.
+        say: receives a subject and a reason for each problem that could not be measured or that the
+            model makes no selection for.
     """
-    offers = _remembered(graph)
+    offers = _load_offers(graph)
     if offers is None:
         offers = {encode(offer.problem): offer for offer in learn()}
-        _remember(graph, offers)
-    found = lookup(offers, policy.database)
-    if policy.may_time and policy.database is not None and offers.keys() - found.keys():
-        missing = [offer for key, offer in offers.items() if key not in found]
-        problems = [offer.problem for offer in sorted(missing, key=_turn)]
-        out = _measure(problems, policy.database, policy.budget, say)
-        # What cannot be measured here is not tried again by every process.
-        offers = {key: offer for key, offer in offers.items() if key not in out}
-        _remember(graph, offers)
-        found = lookup(offers, policy.database)
+        _store_offers(graph, offers)
+    selections = lookup(offers, policy.database)
+    if policy.may_time and policy.database is not None and offers.keys() - selections.keys():
+        missing = [offer for key, offer in offers.items() if key not in selections]
+        problems = [offer.problem for offer in sorted(missing, key=_measuring_order)]
+        unusable = _measure(problems, policy.database, policy.budget, say)
+        # A problem that cannot be measured on this machine is not tried again in each process.
+        offers = {key: offer for key, offer in offers.items() if key not in unusable}
+        _store_offers(graph, offers)
+        selections = lookup(offers, policy.database)
     if policy.guesses:
-        for others_say in (nearest, derived, neighboring):
-            missed = {key: offer.choices for key, offer in offers.items() if key not in found}
-            found |= others_say(missed, policy.database)
-        unknown = {k: o for k, o in offers.items() if k not in found and _has_template(o)}
-        found |= _guessed(unknown, policy, say)
-    return competing_templates.settled(found, {key: offer.choices for key, offer in offers.items()})
+        for find_selections in (nearest, derived, neighboring):
+            unselected = {
+                key: offer.choices for key, offer in offers.items() if key not in selections
+            }
+            selections |= find_selections(unselected, policy.database)
+        unknown = {k: o for k, o in offers.items() if k not in selections and _has_template(o)}
+        selections |= _predict_selections(unknown, policy, say)
+    return competing_templates.settled(
+        selections, {key: offer.choices for key, offer in offers.items()}
+    )
 
 
-def _turn(offer: Offer) -> tuple[bool, bool, float]:
-    """What is measured first, should the time be up before all is: what takes longest.
+def _measuring_order(offer: Offer) -> tuple[bool, bool, float]:
+    """Return the sort key of the order of measuring: what takes longest is measured first.
 
-    Last what is torch's own: on an H200 ResNet-50's 14 took 85 s and changed nothing of what it
-    got. Before that what joins several ops, each of which is measured as well.
+    The budget may be spent before all problems are measured. Torch's own ops come last: on an H200
+    ResNet-50's 14 took 85 s and did not change its selections. Ops that join several ops come
+    before them, as each of their parts is measured as well.
     """
     problem = offer.problem
     ours = problem.op.startswith("ipex.")
@@ -111,76 +130,92 @@ def _turn(offer: Offer) -> tuple[bool, bool, float]:
 
 
 def _has_template(offer: Offer) -> bool:
-    """Whether Inductor lists one, as the model knows no others."""
+    """Return whether Inductor lists a template: the cost model knows no other candidates."""
     return any(choice.name.startswith("inductor.") for choice in offer.choices)
 
 
-def _guessed(
+def _predict_selections(
     offers: Mapping[bytes, Offer], policy: Policy, say: Callable[[str, str], None]
 ) -> dict[bytes, Selection]:
-    """What the cost model says of what nobody measured; `say` hears why it says nothing."""
-    out = failed(offers, policy.database) if offers else {}
-    found: dict[bytes, Selection] = {}
+    """Return the cost model's selections for problems without measurements.
+
+    Args:
+        offers: offers by encoded problem.
+        policy: policy whose database has the candidates that failed.
+        say: receives the reasons for which the model makes no selection.
+    """
+    failures = failed(offers, policy.database) if offers else {}
+    selections: dict[bytes, Selection] = {}
     reasons: dict[tuple[str, str], None] = {}
     for key, offer in offers.items():
-        choices = [c for c in offer.choices if encode(c) not in out.get(key, ())]
+        choices = [c for c in offer.choices if encode(c) not in failures.get(key, ())]
         guess = guessed(offer.problem, choices, offer.taken)
         if isinstance(guess, Selection):
-            found[key] = guess
+            selections[key] = guess
         elif guess:
             reasons[offer.problem.op, guess] = None
     for op, reason in reasons:
         say(f"a template for {op}", f"the library's: {reason}")
-    return found
+    return selections
 
 
 def _measure(
     problems: Sequence[Problem], database: Path, budget: float, say: Callable[[str, str], None]
 ) -> set[bytes]:
-    """Keep a record of each, and give those of which nothing can be used; `say` hears why."""
-    out = set()
+    """Measure problems, store the records, and return encoded problems without a usable kernel.
+
+    Args:
+        problems: problems to measure, in order.
+        database: folder that the records are appended to.
+        budget: seconds for all of them.
+        say: receives a subject and a reason for each problem without a usable kernel.
+    """
+    unusable = set()
     try:
-        for problem, told in tuned(here(problems, budget), database):
-            works = isinstance(told, Record) and any(o.timing for o in told.outcomes)
-            if not works:
-                reason = told if isinstance(told, str) else "no choice gives what it should"
+        for problem, result in tuned(here(problems, budget), database):
+            usable = isinstance(result, Record) and any(o.timing for o in result.outcomes)
+            if not usable:
+                reason = result if isinstance(result, str) else "no choice gives what it should"
                 say(f"autotune of {problem.op}", reason)
-                # What a lack of time or memory kept from being measured may be another time.
-                out |= set() if any(map(reason.__contains__, PASSING)) else {encode(problem)}
+                # A problem skipped for lack of time or memory may be measurable another time.
+                unusable |= set() if any(map(reason.__contains__, PASSING)) else {encode(problem)}
     except OSError as error:
         say("autotune", f"measuring stopped: {error}")
-    return out
+    return unusable
 
 
 def database_of(option: str) -> Path | None:
-    """The folder of that name; else our own, None if others can write that."""
+    """Return the folder that the option names, or the default folder if the option is empty.
+
+    The result is None if the default folder is writable by other users.
+    """
     if option:
         return Path(os.path.expanduser(option))
     return own.default_folder() if own.trusted() else None
 
 
 def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[torch.device]) -> bool:
-    """Whether there can be anything to settle in this Dynamo graph."""
-    others = [device for device in devices if device.type != "cpu"]
+    """Return whether kernels may have to be selected for this Dynamo graph."""
+    accelerators = [device for device in devices if device.type != "cpu"]
     if policy.records(devices):
-        return bool(others) or prefilter.multiplies_batches(gm)
+        return bool(accelerators) or prefilter.multiplies_batches(gm)
     if not policy.guesses:
         return False
-    archs = {str(target.current(device)) for device in others if device.type in MODELLED}
-    return any(prefilter.may_guess(gm, known) for known in map(guesser, sorted(archs)) if known)
+    archs = {str(target.current(device)) for device in accelerators if device.type in MODELLED}
+    return any(prefilter.may_guess(gm, model) for model in map(guesser, sorted(archs)) if model)
 
 
 def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
-    """The same; each record is on the disk before it comes, and what is out is said in the log."""
+    """Yield the results of `measured`, writing each record to disk first and logging failures."""
     shard = Shard(database)
     try:
-        for problem, told in measured:
-            if isinstance(told, Record):
-                _say_failures(told)
-                shard.append(told)
+        for problem, result in measured:
+            if isinstance(result, Record):
+                _say_failures(result)
+                shard.append(result)
             else:
-                log.warning("autotune: %s: %s", problem.op, told)
-            yield problem, told
+                log.warning("autotune: %s: %s", problem.op, result)
+            yield problem, result
     finally:
         shard.close()
 
@@ -188,27 +223,27 @@ def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
 def here(
     problems: Sequence[Problem], budget: float, command: Sequence[str] = COMMAND
 ) -> Iterator[Tuned]:
-    """Measure `problems` on this machine, one after the other, in so many seconds."""
+    """Measure `problems` on this machine, one after the other, in at most `budget` seconds."""
     deadline = time.monotonic() + budget
     with Child(command) as child:
         for problem in problems:
-            left = deadline - time.monotonic()
+            remaining = deadline - time.monotonic()
             try:
-                yield problem, child.tune(problem, left) if left > 0 else SPENT
+                yield problem, child.tune(problem, remaining) if remaining > 0 else SPENT
             except Refused as refused:
                 yield problem, str(refused)
 
 
 def keep_heard(heard: Iterable[Heard], database: Path) -> None:
-    """What Inductor timed itself, as records that say so: selection does not trust them."""
+    """Store times measured by Inductor, marked as such: selection does not trust them."""
     shard = Shard(database)
     try:
-        for each in heard:
-            times = ((choice, microseconds(ms)) for choice, ms in each.times)
+        for timing in heard:
+            times = ((choice, microseconds(ms)) for choice, ms in timing.times)
             outcomes = tuple(Outcome(c, reported=time) for c, time in times if time is not None)
             if outcomes:
-                by = provenance_of(each.device, source="inductor")
-                shard.append(Record(each.problem, outcomes, by))
+                by = provenance_of(timing.device, source="inductor")
+                shard.append(Record(timing.problem, outcomes, by))
     finally:
         shard.close()
 
@@ -225,11 +260,12 @@ def _say_failures(record: Record) -> None:
 
 
 def _folder() -> Path:
+    """Return the folder that has the offers of each graph."""
     return cache_root.home() / "graphs"
 
 
-def _remembered(graph: str) -> dict[bytes, Offer] | None:
-    """What this graph was offered when it was lowered, None if that is not known."""
+def _load_offers(graph: str) -> dict[bytes, Offer] | None:
+    """Return the stored offers of a graph, by encoded problem; None if there are none."""
     file = _folder() / f"{graph}.json"
     if not cache_root.state(_folder()).usable or not file.exists():
         return None
@@ -240,14 +276,17 @@ def _remembered(graph: str) -> dict[bytes, Offer] | None:
     return {encode(offer.problem): offer for offer in offers}
 
 
-def _remember(graph: str, offers: Mapping[bytes, Offer]) -> None:
-    """Whole or not at all; without a folder of our own they are learned anew next time."""
+def _store_offers(graph: str, offers: Mapping[bytes, Offer]) -> None:
+    """Store the offers of a graph atomically.
+
+    Without a usable folder nothing is stored, and the next process learns the offers again.
+    """
     if not cache_root.ensure(_folder()).usable:
         return
-    part = _folder() / f".{graph}.{secrets.token_hex(8)}"
+    temporary = _folder() / f".{graph}.{secrets.token_hex(8)}"
     try:
-        part.write_bytes(encode([*offers.values()]))
-        part.replace(_folder() / f"{graph}.json")
+        temporary.write_bytes(encode([*offers.values()]))
+        temporary.replace(_folder() / f"{graph}.json")
     except OSError as error:
         log.info("autotune: what this graph needs is not remembered: %s", error)
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

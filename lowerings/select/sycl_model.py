@@ -1,7 +1,7 @@
-"""Which kernel in SYCL is worth trying on an Intel GPU where nobody measured: bytes and operations.
+"""Cost model that selects SYCL kernels on Intel GPUs without measurements, by bytes and operations.
 
-A product takes as long as its operations or its bytes, whichever is more. What kernels in SYCL save
-is the way of the sums to memory and back for an epilogue; what they lack is oneDNN's tuning.
+A GEMM takes as long as its operations or its bytes, whichever is more. SYCL kernels save writing
+the sums to memory and reading them back for an epilogue. They lack oneDNN's tuning.
 """
 
 import math
@@ -19,56 +19,66 @@ from ipex_inductor.target.device import Target, described
 from ipex_inductor.templates.sycl.kernel import DTYPES
 from ipex_inductor.templates.sycl.tiles import Tile, tiles
 
-# Of the peak; measured on no Intel GPU: what such kernels reach elsewhere, on the safe side.
-# Operations of oneDNN, of ours with a matrix engine, of ours without.
+# Shares of the peak rate that oneDNN, our kernels with a matrix engine and our kernels without one
+# reach. They are not measured on an Intel GPU: they are conservative figures of such kernels
+# elsewhere.
 LIBRARY, ENGINE, LANES = 0.7, 0.4, 0.25
-MOVED = 0.8  # bytes
-LAUNCH = 5e-6  # seconds that a kernel takes at least
-WORTH = 1.1  # times as fast, to be believed
+MOVED = 0.8  # share of the peak bandwidth
+LAUNCH = 5e-6  # least seconds of a kernel
+WORTH = 1.1  # least predicted speedup for which a SYCL kernel is selected
 
 
 def fastest(problem: Problem, offered: Sequence[Call]) -> tuple[Call, str] | None:
-    """That of `offered` in SYCL, and why, if it should beat what Inductor does.
+    """Return the SYCL call in `offered` that should beat Inductor's default, and the reason.
 
-    None where nothing can be said, or where that should be as fast.
+    The result is None if the model cannot predict times, or if the default should be as fast.
     """
-    ours = [call for call in offered if call.name == PRODUCT]
-    target = _target(problem) if ours and not problem.symbols else None
+    sycl_calls = [call for call in offered if call.name == PRODUCT]
+    target = _target(problem) if sycl_calls and not problem.symbols else None
     if target is None:
         return None
     dtype = DTYPES[getattr(torch, named(problem)["x"].dtype)]
-    known = {tile.block: tile for tile in tiles(arch_of(problem), dtype)}
-    times = [_by_tile(problem, target, dtype, known[str(c.parameters["block"])]) for c in ours]
-    best, usual = min(times), _by_library(problem, target, dtype)
-    if usual < WORTH * best:
+    tiles_by_block = {tile.block: tile for tile in tiles(arch_of(problem), dtype)}
+    times = [
+        _tile_seconds(problem, target, dtype, tiles_by_block[str(c.parameters["block"])])
+        for c in sycl_calls
+    ]
+    best, default = min(times), _library_seconds(problem, target, dtype)
+    if default < WORTH * best:
         return None
-    call = ours[times.index(best)]
+    call = sycl_calls[times.index(best)]
     block = call.parameters["block"]
-    said = f"a model says {best * 1e6:.1f} us of {call.name} {block}, {usual * 1e6:.1f} us of that"
-    return call, said
+    prediction = (
+        f"a model says {best * 1e6:.1f} us of {call.name} {block}, {default * 1e6:.1f} us of that"
+    )
+    return call, prediction
 
 
 def _target(problem: Problem) -> Target | None:
+    """Return the description of the problem's device; None if its peaks are not known."""
     try:
-        known = described(problem.arch)
+        device = described(problem.arch)
     except TargetError:
         return None
-    return known if known.bandwidth and known.rates else None
+    return device if device.bandwidth and device.rates else None
 
 
-def _by_library(problem: Problem, target: Target, dtype: str) -> float:
-    """oneDNN's product, and a kernel of Inductor's for what is behind it."""
+def _library_seconds(problem: Problem, target: Target, dtype: str) -> float:
+    """Return the predicted seconds of oneDNN's GEMM and of Inductor's kernel for the epilogue."""
     rows, columns, terms = _sizes(problem)
     rate, bandwidth = target.rate(dtype) or math.inf, target.bandwidth or math.inf
-    operations, moved = 2 * rows * columns * terms, _moved(problem)
+    operations, moved = 2 * rows * columns * terms, _moved_bytes(problem)
     product = max(operations / (rate * LIBRARY), moved / (bandwidth * MOVED)) + LAUNCH
     if problem.constants["binary"] == problem.constants["unary"] == "none":
         return product
-    return product + 2 * _result(problem) / (bandwidth * MOVED) + LAUNCH
+    return product + 2 * _result_bytes(problem) / (bandwidth * MOVED) + LAUNCH
 
 
-def _by_tile(problem: Problem, target: Target, dtype: str, tile: Tile) -> float:
-    """All of it: what blocks at the edges compute for nothing, and what idles, included."""
+def _tile_seconds(problem: Problem, target: Target, dtype: str, tile: Tile) -> float:
+    """Return the predicted seconds of a SYCL kernel with this tile, epilogue included.
+
+    Work that blocks at the edges compute in vain and idle multiprocessors are counted.
+    """
     rows, columns, terms = _sizes(problem)
     rate, bandwidth = target.rate(dtype) or math.inf, target.bandwidth or math.inf
     if not tile.matrix:
@@ -77,19 +87,19 @@ def _by_tile(problem: Problem, target: Target, dtype: str, tile: Tile) -> float:
     rounds = -(-groups // target.multiprocessors)
     operations = 2 * tile.rows * tile.columns * terms * rounds * target.multiprocessors
     share = ENGINE if tile.matrix else LANES
-    return max(operations / (rate * share), _moved(problem) / (bandwidth * MOVED)) + LAUNCH
+    return max(operations / (rate * share), _moved_bytes(problem) / (bandwidth * MOVED)) + LAUNCH
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int]:
-    """Rows, columns and terms of the product."""
+    """Return M, N and K of the GEMM; a convolution counts as its implicit GEMM."""
     operands = named(problem)
     x, weight = ([int(n) for n in operands[name].shape] for name in ("x", "weight"))
     if problem.op != str(torch.ops.ipex.conv.default):
         return math.prod(x[:-1]), weight[0], weight[1]
-    given = ([*_ints(problem.constants[n])] for n in ("stride", "padding", "dilation"))
-    stride, padding, dilation = (each * 2 if len(each) == 1 else each for each in given)
-    image = sides(x[2:], weight[2:], stride, padding, dilation)
-    return x[0] * math.prod(image), weight[0], math.prod(weight[1:])
+    values = ([*_ints(problem.constants[n])] for n in ("stride", "padding", "dilation"))
+    stride, padding, dilation = (sizes * 2 if len(sizes) == 1 else sizes for sizes in values)
+    activation = sides(x[2:], weight[2:], stride, padding, dilation)
+    return x[0] * math.prod(activation), weight[0], math.prod(weight[1:])
 
 
 def _ints(value: object) -> tuple[int, ...]:
@@ -97,17 +107,17 @@ def _ints(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _result(problem: Problem) -> int:
-    """Its bytes."""
+def _result_bytes(problem: Problem) -> int:
+    """Return the bytes of the result."""
     rows, columns, _ = _sizes(problem)
     return rows * columns * _itemsize(problem)
 
 
-def _moved(problem: Problem) -> int:
-    """Bytes of all operands and the result, each once."""
+def _moved_bytes(problem: Problem) -> int:
+    """Return the bytes of all operands and of the result, each counted once."""
     operands = named(problem).values()
     sizes = (math.prod(int(n) for n in operand.shape) for operand in operands)
-    return sum(sizes) * _itemsize(problem) + _result(problem)
+    return sum(sizes) * _itemsize(problem) + _result_bytes(problem)
 
 
 def _itemsize(problem: Problem) -> int:

@@ -1,1 +1,1 @@
-"""Measure candidates, compiled beside one another."""
+"""Measurement of candidates, which are compiled in parallel."""

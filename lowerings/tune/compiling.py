@@ -1,7 +1,7 @@
-"""The graph of a problem with one of its choices, as Inductor compiles it: begun, then waited for.
+"""Compilation of a problem's graph with one of its candidates: started first, waited for later.
 
-Inductor's workers compile the kernels of all graphs that are begun at once. The kernels of sizes
-that vary are compiled as their graph is begun, for Dynamo compiles at the first call.
+Inductor's workers compile the kernels of all started graphs in parallel. A graph of dynamic sizes
+is compiled when it is started, because Dynamo compiles at the first call.
 """
 
 import functools
@@ -24,42 +24,57 @@ from ipex_inductor.lowerings.problem.workload import function_of, mark
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import resources
 
-# What makes Inductor list its templates, and time nothing.
+# Options with which Inductor lists its templates; the hook keeps it from timing them.
 OPTIONS: dict[str, Any] = {"max_autotune": True, "shape_padding": False}
-# What a graph with an op of ours is compiled by: templates may change more than the choice does.
+# Options for a graph with an `ipex::` op. Max-autotune is off, because it may change more than the
+# choice does.
 USUALLY: dict[str, Any] = {"shape_padding": False}
 
 
 @dataclass(frozen=True)
 class Begun:
-    """A graph whose kernels may still be compiling."""
+    """Hold a graph whose kernels may still be compiling.
 
-    run: Run  # not before it was waited for
+    Attributes:
+        run: calls the compiled graph; only valid after `wait`.
+        wait: waits for the kernels, and raises what one of them failed with.
+        modules: generated modules of the graph.
+    """
+
+    run: Run
     wait: Callable[[], None]
     modules: Sequence[Any]
 
     def waited(self) -> "Begun":
-        """The same, compiled. Raises what a kernel failed by."""
+        """Wait until the graph is compiled and return it; raise what a kernel failed with."""
         self.wait()
         return self
 
     def takes(self) -> dict[str, int]:
-        """What its templates take of a multiprocessor, when it is compiled."""
+        """Return the multiprocessor resources that the templates of the compiled graph use."""
         return resources.taken(self.modules)
 
 
 def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
-    """The problem's graph with that choice, called once. Raises as `begun` does."""
+    """Compile the problem's graph with `choice`, call it once, and return it.
+
+    Raises:
+        ValueError: the choice is not available, see `begun`.
+    """
     graph = begun(problem, choice, inputs).waited()
     graph.run(inputs)
     return graph.run
 
 
 def begun(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Begun:
-    """The problem's graph with that choice. Raises `ValueError` if it is not to be had."""
+    """Start the compilation of the problem's graph with `choice`.
+
+    Raises:
+        ValueError: the choice is not available.
+    """
     if problem.op in library.CALLS:
-        return _called(problem, library.call_of(problem, choice), inputs)
-    graph, offers = _lowered(problem, inputs, {encode(problem): choice})
+        return _start_call(problem, library.call_of(problem, choice), inputs)
+    graph, offers = _lower_with_offers(problem, inputs, {encode(problem): choice})
     offer = offers.get(encode(problem))
     if offer is None or offer.taken != choice:
         raise ValueError("Inductor does not offer it any more")
@@ -67,21 +82,24 @@ def begun(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Begun:
 
 
 def offered(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Begun, Offer]:
-    """The graph with the choice that is usual, and what there is to choose from.
+    """Start the compilation with the default choice, and return the graph with the candidates.
 
-    Raises `ValueError` where there is no choice, or Inductor lowers another problem.
+    Raises:
+        ValueError: there is only one candidate, or Inductor lowers another problem.
     """
     if problem.op in library.CALLS:
         calls = library.calls(problem)
         if len(calls) < 2:
             raise ValueError("nothing but Inductor's own may compute it")
         choices = tuple(call.choice for call in calls)
-        return _called(problem, calls[0], inputs), Offer(problem, choices, choices[0])
-    graph, offers = _lowered(problem, inputs, {})
+        return _start_call(problem, calls[0], inputs), Offer(problem, choices, choices[0])
+    graph, offers = _lower_with_offers(problem, inputs, {})
     offer = offers.get(encode(problem))
     if offer is None:
-        others = ", ".join(_named(o.problem) for o in offers.values()) or "nothing to choose from"
-        raise ValueError(f"here it is lowered as {others}")
+        problems = (
+            ", ".join(_describe(o.problem) for o in offers.values()) or "nothing to choose from"
+        )
+        raise ValueError(f"here it is lowered as {problems}")
     return graph, offer
 
 
@@ -92,29 +110,35 @@ def lowered(
     function: Callable[..., Tensor] | None = None,
     waits: bool = False,
 ) -> Begun:
-    """The problem's graph, or that of `function`, as Inductor makes it of its own.
+    """Start the compilation of the problem's graph with Inductor's own lowerings.
 
-    `waits`: it is compiled when it comes, as must be where Inductor itself times its kernels.
+    Args:
+        problem: problem to compile.
+        inputs: example operands.
+        options: Inductor's options.
+        function: compiled instead of the problem's op and epilogue, if given.
+        waits: whether to return only when all is compiled, which is required where Inductor itself
+            times its kernels.
     """
     with torch.no_grad(), compat.graph_caches_off(), resources.loaded() as modules:
         if problem.symbols:
             run = _dynamic(problem, inputs, options)
-            run(*inputs)  # it compiles
-            return Begun(_without_grad(run), _compiled, modules)
-        put_off = nullcontext(_compiled) if waits else compat.kernels_put_off()
-        with put_off as wait:
+            run(*inputs)  # The first call compiles.
+            return Begun(_without_grad(run), _skip_wait, modules)
+        scheduling = nullcontext(_skip_wait) if waits else compat.kernels_put_off()
+        with scheduling as wait:
             run = static(function or function_of(problem), inputs, options)
     return Begun(_without_grad(run), wait, modules)
 
 
-def _compiled() -> None:
-    """Nothing is left to wait for."""
+def _skip_wait() -> None:
+    """Return at once: the graph is already compiled."""
 
 
-def _called(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Begun:
-    """The graph with the op computed by `call`, and what that leaves of the epilogue by Inductor.
+def _start_call(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Begun:
+    """Start a graph in which `call` computes the op and Inductor the rest of the epilogue.
 
-    Without max-autotune, under which a convolution of one pixel is a product to Inductor.
+    Max-autotune is off, as under it Inductor treats a 1x1 convolution as a GEMM.
     """
     lowerings.register()
     if call.arrange is None:
@@ -124,40 +148,43 @@ def _called(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Begun:
     def function(weight: Tensor, *operands: Tensor) -> Tensor:
         return function_of(problem, functools.partial(call.body, weight))(*operands)
 
-    known = Arranged(arrange)
-    graph = lowered(problem, [known(inputs), *inputs], USUALLY, function)
+    arranged = Arranged(arrange)
+    graph = lowered(problem, [arranged(inputs), *inputs], USUALLY, function)
     return Begun(
-        lambda operands: graph.run([known(operands), *operands]), graph.wait, graph.modules
+        lambda operands: graph.run([arranged(operands), *operands]), graph.wait, graph.modules
     )
 
 
 class Arranged:
-    """Weights as a call takes them, which the graphs of models have from a prologue: made once."""
+    """Cache the weight as a call arranges it, computed once for each version of the weight.
+
+    In graphs of models this is constant-folded weight preprocessing.
+    """
 
     def __init__(self, arrange: Callable[..., Tensor]) -> None:
         self._arrange = arrange
         self._known: Any = WeakIdKeyDictionary()
 
     def __call__(self, operands: Sequence[Tensor]) -> Tensor:
-        """What `arrange` makes of `operands`, whose second is the weight."""
+        """Return the arranged weight; the second of `operands` is the weight."""
         weight = operands[1]
-        version, made = self._known.get(weight, (None, None))
+        version, arranged = self._known.get(weight, (None, None))
         if version != weight._version:
             with torch.no_grad():
-                made = self._arrange(*operands)
-            self._known[weight] = weight._version, made
-        assert isinstance(made, Tensor)
-        return made
+                arranged = self._arrange(*operands)
+            self._known[weight] = weight._version, arranged
+        assert isinstance(arranged, Tensor)
+        return arranged
 
 
-def _lowered(
+def _lower_with_offers(
     problem: Problem, inputs: Sequence[Tensor], selected: dict[bytes, Choice]
 ) -> tuple[Begun, dict[bytes, Offer]]:
-    """The graph of the problem, and what Inductor offered for the ops in it."""
-    now = Choosing(selected)
-    with choosing(now):
+    """Start the problem's graph, and return it with Inductor's offers for its ops."""
+    choices = Choosing(selected)
+    with choosing(choices):
         graph = lowered(problem, inputs, OPTIONS)
-    return graph, now.offers
+    return graph, choices.offers
 
 
 def _without_grad(run: Callable[..., Tensor]) -> Run:
@@ -168,7 +195,7 @@ def _without_grad(run: Callable[..., Tensor]) -> Run:
     return call
 
 
-def _named(problem: Problem) -> str:
+def _describe(problem: Problem) -> str:
     shapes = " ".join(f"{o.dtype}{list(o.shape)}{list(o.stride)}" for o in problem.operands)
     return f"{problem.op} {shapes}"
 
@@ -176,7 +203,7 @@ def _named(problem: Problem) -> str:
 def static(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], options: dict[str, Any]
 ) -> Callable[..., Tensor]:
-    """Compiled without Dynamo, whose guards take as long as a small product."""
+    """Compile `function` without Dynamo, whose guards take as long as a small GEMM."""
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -189,7 +216,7 @@ def _dynamic(
     problem: Problem, inputs: Sequence[Tensor], options: dict[str, Any]
 ) -> Callable[..., Tensor]:
     mark(problem, inputs)
-    # What Dynamo compiles for one choice must not be taken for another, nor be compiled anew.
+    # Code that Dynamo compiled for one choice must not serve another, nor be recompiled.
     torch._dynamo.config.error_on_recompile = True
     function = function_of(problem)
 

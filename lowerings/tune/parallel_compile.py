@@ -1,9 +1,9 @@
-"""The graphs of a problem's choices, as many compiled at once as Inductor has compilers.
+"""Compile the graphs of a problem's candidates, as many at once as Inductor has workers.
 
-A graph that fails in company is compiled again alone in this process, when the others are done:
-there its reason is its own, and a compiler that crashes takes the process with it, whose parent
-knows who was at work. Graphs are waited for in the order in which their kernels were handed to the
-workers, so that of whoever hangs the first is waited for.
+A graph that fails in parallel is compiled again alone in this process, after the others. Its error
+is then its own. If a compiler crashes, the process ends with it, and the parent knows which
+candidate was compiling. Graphs are waited for in the order in which their kernels were handed to
+the workers, so that of several hanging graphs the first is waited for.
 """
 
 import functools
@@ -20,12 +20,20 @@ from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.lowerings.tune import compiling
 from ipex_inductor.lowerings.tune.compiling import Begun
 
-Tried = Begun | Exception  # or what it failed by
+Tried = Begun | Exception  # or the error that it failed with
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """Of one problem; `usual` is begun, by its number, and `doing` hears whose turn is next."""
+    """Hold the graphs of one problem's candidates.
+
+    Attributes:
+        problem: problem of all graphs.
+        choices: candidates of the problem.
+        inputs: example operands.
+        usual: graphs that are already started, by index in `choices`.
+        doing: receives the index of the candidate that is worked on next.
+    """
 
     problem: Problem
     choices: Sequence[Choice]
@@ -33,12 +41,17 @@ class Graphs:
     usual: Mapping[int, Begun]
     doing: Callable[[int], None]
 
-    def next(self, left: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
-        """The graphs of the first numbers in `left`, which go out of it: compiled, or why not.
+    def next(self, pending: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
+        """Take the next candidates out of `pending`, and return their compiled graphs or errors.
 
-        None is still being compiled. Past `deadline` (of `time.monotonic`) only the `fewest` begin.
+        No graph is still compiling when this returns.
+
+        Args:
+            pending: indices of the candidates that are not compiled yet.
+            fewest: number of candidates that are started even past the deadline.
+            deadline: time of `time.monotonic` after which no further candidates are started.
         """
-        graphs = self._begun(left, fewest, deadline)
+        graphs = self._begun(pending, fewest, deadline)
         for i, graph in graphs.items():
             self.doing(i)
             if isinstance(graph, Begun):
@@ -49,15 +62,15 @@ class Graphs:
                 if number >= fewest and time.monotonic() > deadline:
                     break
                 self.doing(i)
-                graphs[i] = self._alone(i)
+                graphs[i] = self._compile_alone(i)
         return graphs
 
-    def _begun(self, left: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
+    def _begun(self, pending: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
         graphs: dict[int, Tried] = {}
-        while left and len(graphs) < compat.compilers():
+        while pending and len(graphs) < compat.compilers():
             if len(graphs) >= fewest and time.monotonic() > deadline:
                 break
-            i = left.popleft()
+            i = pending.popleft()
             self.doing(i)
             graphs[i] = self.usual.get(i) or tried(functools.partial(self._begin, i))
         return graphs
@@ -65,13 +78,13 @@ class Graphs:
     def _begin(self, number: int) -> Begun:
         return compiling.begun(self.problem, self.choices[number], self.inputs)
 
-    def _alone(self, number: int) -> Tried:
+    def _compile_alone(self, number: int) -> Tried:
         with compat.compiles_anew_in_this_process():
             return tried(lambda: self._begin(number).waited())
 
 
 def tried(make: Callable[[], Begun]) -> Tried:
-    """What it makes, or what it failed by."""
+    """Return what `make` returns, or the error that it failed with."""
     try:
         return make()
     except measure.FATAL:

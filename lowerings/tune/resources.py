@@ -1,4 +1,4 @@
-"""What Triton's kernels take of a multiprocessor, as the driver said when it loaded them."""
+"""Multiprocessor resources that Triton kernels use, as reported by the driver on loading."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -9,7 +9,10 @@ _NAMES = {"registers": "n_regs", "spills": "n_spills", "shared_memory": "shared"
 
 @contextlib.contextmanager
 def loaded() -> Iterator[list[Any]]:
-    """The modules of code that Inductor loads meanwhile: they are in the list when it is over."""
+    """Collect the modules that Inductor loads within the context.
+
+    The list that the context yields is filled when the context ends.
+    """
     from torch._inductor.codecache import PyCodeCache
 
     before = len(PyCodeCache.modules)
@@ -21,21 +24,21 @@ def loaded() -> Iterator[list[Any]]:
 
 
 def taken(modules: Iterable[Any]) -> dict[str, int]:
-    """The most that any template in them takes; empty if there is none.
+    """Return the largest resource use of any template in `modules`; empty if there is none.
 
-    Registers and spills are a thread's (in 4 bytes each), shared memory a block's in bytes.
+    Registers and spills are per thread in units of 4 bytes. Shared memory is per block in bytes.
     """
     takes: dict[str, int] = {}
     for module in modules:
         for name, kernel in vars(module).items():
             if name.startswith("triton_tem"):
-                _widen(takes, kernel)
+                _raise_maxima(takes, kernel)
     return takes
 
 
-def _widen(takes: dict[str, int], kernel: Any) -> None:
+def _raise_maxima(takes: dict[str, int], kernel: Any) -> None:
     for launcher in getattr(kernel, "launchers", ()):
-        for ours, theirs in _NAMES.items():
-            value = getattr(launcher, theirs, None)
+        for name, attribute in _NAMES.items():
+            value = getattr(launcher, attribute, None)
             if isinstance(value, int):
-                takes[ours] = max(value, takes.get(ours, 0))
+                takes[name] = max(value, takes.get(name, 0))

@@ -1,7 +1,7 @@
-"""The process that measures: `python -m ipex_inductor.lowerings.tune.tuner`, see `autotune.child`.
+"""Measuring process: `python -m ipex_inductor.lowerings.tune.tuner`, see `autotune.child`.
 
-A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice.
-As many are compiled at once as Inductor has workers; nothing is, while anything is measured.
+A problem's candidates are whole compiled graphs, op and epilogue, that differ in the one choice. As
+many are compiled at once as Inductor has workers. Nothing compiles while anything is measured.
 """
 
 import itertools
@@ -34,42 +34,48 @@ from ipex_inductor.lowerings.tune.compiling import OPTIONS
 from ipex_inductor.lowerings.tune.parallel_compile import Graphs, Tried, tried
 from ipex_inductor.target import device as target
 
-# What Inductor kept of earlier measurements, on this machine or others, is of unknown age.
+# Inductor's caches of earlier measurements, local or remote, are of unknown age, so they are off.
 ANEW: dict[str, Any] = {"autotune_local_cache": False, "autotune_remote_cache": False}
 QUIETLY: dict[str, Any] = {"autotune_num_choices_displayed": 0}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of sizes that a problem is measured at: its inputs, and what is to come of them."""
+    """Hold one set of sizes that a problem is measured at: its inputs and the expected results."""
 
     problem: Problem
     inputs: tuple[Tensor, ...]
     judge: Judge
 
 
-# Of long lists, so many templates are measured that the cost model thinks fastest: on an H200 the
-# best of all was among them but for 0.2 % of time (5.7 % in the worst of 60 problems).
+# Number of templates of a long list that are measured: the fastest by the cost model. On an H200
+# their best was within 0.2 % of the time of the best of all (5.7 % in the worst of 60 problems).
 LIKELY = 12
-# Where there is no model so many, no more than so many times slower than the fastest, both by what
-# Inductor times of them in passing: without epilogue, without verification, roughly.
+# Without a model, FINALISTS templates are measured that are at most HOPELESS times slower than the
+# fastest. Both go by Inductor's own rough times, taken without epilogue and verification.
 FINALISTS, HOPELESS = 8, 1.3
-PRUNED = ("cuda", "xpu")  # on CPUs its word may be off by a thousand times
-WORKED = ("cuda", "xpu")  # Inductor has workers for Triton's kernels
-NOBODY = -1  # of the choices is at work
+PRUNED = ("cuda", "xpu")  # On CPUs Inductor's times may be off by a factor of a thousand.
+WORKED = ("cuda", "xpu")  # Inductor has workers for Triton kernels.
+NOBODY = -1  # index that means that no candidate is worked on
 
 
 class Tuner:
-    """Measures one problem after the other on one device of this machine."""
+    """Measure one problem after the other on one device of this machine."""
 
     def __init__(self, say: child.Say) -> None:
         self._say = say
 
     def tune(self, problem: Problem, out: Sequence[Outcome], seconds: float) -> Record:
-        """The outcomes of all choices. Those in `out` failed before and are not tried again.
+        """Measure all candidates of `problem` and return the record.
 
-        Raises `ValueError` for a problem that is not this machine's, or that Inductor lowers as
-        another one.
+        Args:
+            problem: problem to measure.
+            out: outcomes of candidates that failed before and are not tried again.
+            seconds: time limit.
+
+        Raises:
+            ValueError: the problem is of another device, Inductor lowers it as another one, or the
+                time was up before anything was measured.
         """
         deadline = time.monotonic() + seconds
         device = _device(problem)
@@ -85,21 +91,24 @@ class Tuner:
         self._say.choices(offer.choices)
         outcomes = [o for o in out if o.choice in offer.choices]
         if problem.op not in library.CALLS:
-            tried(default.waited)  # or it would compile while Inductor times the others
-        passed, order = self._narrowed(problem, offer, trials, device)
-        outcomes += [o for o in passed if o.choice not in [known.choice for known in outcomes]]
-        known = {encode(o.choice) for o in outcomes}
-        usual = offer.choices.index(offer.taken)
-        if encode(offer.taken) in known:
-            tried(default.waited)  # nobody else will
-        order.sort(key=lambda i: i != usual)  # it is begun
-        left = deque(i for i in order if encode(offer.choices[i]) not in known)
-        graphs = Graphs(problem, offer.choices, trials[0].inputs, {usual: default}, self._say.doing)
-        wrong, candidates = self._candidates(graphs, left, trials, deadline)
+            tried(default.waited)  # Otherwise it would compile while Inductor times the others.
+        passed, order = self._narrow_candidates(problem, offer, trials, device)
+        outcomes += [o for o in passed if o.choice not in [done.choice for done in outcomes]]
+        finished = {encode(o.choice) for o in outcomes}
+        default_index = offer.choices.index(offer.taken)
+        if encode(offer.taken) in finished:
+            tried(default.waited)  # Nothing else waits for it.
+        order.sort(key=lambda i: i != default_index)  # The default graph is already started.
+        pending = deque(i for i in order if encode(offer.choices[i]) not in finished)
+        graphs = Graphs(
+            problem, offer.choices, trials[0].inputs, {default_index: default}, self._say.doing
+        )
+        wrong, candidates = self._verify_candidates(graphs, pending, trials, deadline)
         outcomes += wrong
-        raced = self._raced(candidates, trials, device, deadline) if candidates else []
-        outcomes += raced
-        if not any(o.timing for o in raced):  # then nothing was passed over for anything
+        measured = self._raced(candidates, trials, device, deadline) if candidates else []
+        outcomes += measured
+        # Without a measured candidate, no other one was skipped in its favor.
+        if not any(o.timing for o in measured):
             outcomes = [o for o in outcomes if o.reason]
         if not outcomes:
             raise ValueError("the time was up before anything was measured")
@@ -107,12 +116,18 @@ class Tuner:
         outcomes.sort(key=lambda o: listed[encode(o.choice)])
         return Record(problem, tuple(outcomes), provenance_of(device))
 
-    def _narrowed(
+    def _narrow_candidates(
         self, problem: Problem, offer: Offer, trials: Sequence[Trial], device: torch.device
     ) -> tuple[list[Outcome], list[int]]:
-        """What is passed over of a long list; the numbers of all, as they are to be tried.
+        """Return outcomes of skipped candidates, and all indices in the order of measuring.
 
-        Those come first that would be missed most, should the time be up.
+        The candidates that matter most come first, as the time may be up before the last.
+
+        Args:
+            problem: problem to measure.
+            offer: candidates of the problem.
+            trials: sizes that the problem is measured at.
+            device: device to measure on.
         """
         passed: list[Outcome] = []
         ranked: list[tuple[float, Choice]] = []
@@ -123,30 +138,39 @@ class Tuner:
             passed = (
                 [Outcome(choice, predicted=time) for time, choice in ranked[LIKELY:]]
                 if ranked
-                else _passed_over(problem, offer, trials[0].inputs)
+                else _skip_slow(problem, offer, trials[0].inputs)
             )
-        place = {encode(choice): i for i, (_, choice) in enumerate(ranked)}
-        others = {"library": -1, "template": len(ranked)}
-        keys = [place.get(encode(c), others[c.kind]) for c in offer.choices]
+        rank = {encode(choice): i for i, (_, choice) in enumerate(ranked)}
+        rank_by_kind = {"library": -1, "template": len(ranked)}
+        keys = [rank.get(encode(c), rank_by_kind[c.kind]) for c in offer.choices]
         return passed, sorted(range(len(keys)), key=keys.__getitem__)
 
-    def _candidates(
-        self, graphs: Graphs, left: deque[int], trials: Sequence[Trial], deadline: float
+    def _verify_candidates(
+        self, graphs: Graphs, pending: deque[int], trials: Sequence[Trial], deadline: float
     ) -> tuple[list[Outcome], list[tuple[int, Candidate, float]]]:
-        """Of the choices with the numbers in `left`: what is wrong, and what is right by how much.
+        """Compile and verify candidates; return the outcomes of wrong ones and the correct ones.
 
-        Past the deadline no more are tried, but that two are to be right.
+        Past the deadline only so many are tried that two are correct.
+
+        Args:
+            graphs: graphs of the candidates.
+            pending: indices of the candidates to compile.
+            trials: sizes to verify at.
+            deadline: time of `time.monotonic` after which no further candidates are tried.
+
+        Returns:
+            Failed outcomes, and for each correct candidate its index, itself and its error.
         """
         wrong: list[Outcome] = []
         right: list[tuple[int, Candidate, float]] = []
-        while tried := graphs.next(left, 2 - len(right), deadline):
-            for i, graph in tried.items():
+        while compiled := graphs.next(pending, 2 - len(right), deadline):
+            for i, graph in compiled.items():
                 self._say.doing(i)
-                found = _candidate(graphs.choices[i], graph, trials)
-                if isinstance(found, Outcome):
-                    wrong.append(found)
+                result = _candidate(graphs.choices[i], graph, trials)
+                if isinstance(result, Outcome):
+                    wrong.append(result)
                 else:
-                    right.append((i, *found))
+                    right.append((i, *result))
         return wrong, right
 
     def _raced(
@@ -156,22 +180,29 @@ class Tuner:
         device: torch.device,
         deadline: float,
     ) -> list[Outcome]:
-        """The outcomes of what was right, after the race and a second look at its results."""
+        """Measure the correct candidates in turns, verify them again, and return the outcomes.
+
+        Args:
+            candidates: index, candidate and error of each.
+            trials: sizes to measure at.
+            device: device to measure on.
+            deadline: time of `time.monotonic` at which measuring stops.
+        """
         runners = [Runner(candidate, error) for _, candidate, error in candidates]
         numbers = {id(r): i for r, (i, _, _) in zip(runners, candidates, strict=True)}
         self._say.doing(NOBODY)
         buffers, clock, seeds = _buffers(trials, device), timers.clock_of(device), itertools.count()
 
         def place() -> Callable[[Run], Round]:
-            here = timers.moved(buffers, next(seeds))
-            return lambda run: clock.prepare(run, here, len(trials))
+            moved_buffers = timers.moved(buffers, next(seeds))
+            return lambda run: clock.prepare(run, moved_buffers, len(trials))
 
         say = self._say.doing
         measure.race(runners, place, deadline=deadline, say=lambda r: say(numbers[id(r)]))
         timed = [r for r in runners if not r.failure]
         failed = [Outcome(r.candidate.choice, reason=r.failure) for r in runners if r.failure]
         times = measure.timings(timed) if timed else []
-        return failed + [_outcome(*each, trials) for each in zip(timed, times, strict=True)]
+        return failed + [_outcome(*pair, trials) for pair in zip(timed, times, strict=True)]
 
 
 def _trial(problem: Problem, device: torch.device) -> Trial:
@@ -185,41 +216,44 @@ def _trial(problem: Problem, device: torch.device) -> Trial:
 def _candidate(
     choice: Choice, graph: Tried, trials: Sequence[Trial]
 ) -> Outcome | tuple[Candidate, float]:
-    """With its error, if it compiled and is right."""
+    """Return the compiled candidate with its error, or the outcome if it failed or is wrong."""
     if isinstance(graph, Exception):
         return Outcome(choice, reason=f"it does not compile: {measure.first_line(graph)}")
     candidate = Candidate(choice, graph.run, graph.takes())
-    found = _verified(candidate, trials)
-    return found if isinstance(found, Outcome) else (candidate, found)
+    error = _verify(candidate, trials)
+    return error if isinstance(error, Outcome) else (candidate, error)
 
 
-def _verified(candidate: Candidate, trials: Sequence[Trial]) -> Outcome | float:
-    """The largest error of all sizes, or the first outcome that is out."""
+def _verify(candidate: Candidate, trials: Sequence[Trial]) -> Outcome | float:
+    """Return the largest error over all sizes, or the outcome of the first failure."""
     errors = []
     for trial in trials:
-        found = measure.verified(candidate, trial.judge, trial.inputs)
-        if isinstance(found, Outcome):
-            return found
-        errors.append(found)
+        error = measure.verified(candidate, trial.judge, trial.inputs)
+        if isinstance(error, Outcome):
+            return error
+        errors.append(error)
     return max(errors)
 
 
 def _buffers(trials: Sequence[Trial], device: torch.device) -> list[list[Tensor]]:
-    """Inputs of all sizes in turns, more than the caches hold; who writes to them harms nobody."""
+    """Return sets of inputs, of all sizes in turn, that together exceed the device's caches.
+
+    The inputs are used for timing only, so a kernel that writes to them does no harm.
+    """
     size = sum(t.untyped_storage().nbytes() for trial in trials for t in trial.inputs)
     count = timers.buffers_against_caches(device, size)
     return [inputs_of(t.problem, device, seed) for seed in range(count) for t in trials]
 
 
 def _outcome(runner: Runner, timing: Timing, trials: Sequence[Trial]) -> Outcome:
-    again = _verified(runner.candidate, trials)
-    if isinstance(again, Outcome):
-        return again  # right at first, and not any more
+    error = _verify(runner.candidate, trials)
+    if isinstance(error, Outcome):
+        return error  # It was correct at first, but is not any more.
     bandwidth, rate = peaks.shares([t.problem for t in trials], timing.p50)
     outcome = Outcome(
         runner.candidate.choice,
         timing,
-        error=max(again, runner.error),
+        error=max(error, runner.error),
         tolerance=max(t.judge.tolerance for t in trials),
         bandwidth=bandwidth,
         rate=rate,
@@ -228,43 +262,49 @@ def _outcome(runner: Runner, timing: Timing, trials: Sequence[Trial]) -> Outcome
 
 
 def _ranked(problem: Problem, offer: Offer, model: Model | None) -> list[tuple[float, Choice]]:
-    """The templates with what the model says they take, fastest first; those it knows.
+    """Return the templates with their predicted microseconds, fastest first.
 
-    None at all if there is one of a name that it never met: of that it cannot say what is likely.
+    Templates without a prediction are left out. The list is empty if any template has a name
+    that the model does not know, as the model cannot rank such a list.
     """
     templates = [choice for choice in offer.choices if choice.kind == "template"]
     if model is None or not {choice.name for choice in templates} <= {*model.templates}:
         return []
-    said = ((model.microseconds(problem, choice), choice) for choice in templates)
-    times = [(time, choice) for time, choice in said if time is not None]
-    return sorted(times, key=lambda each: (each[0], encode(each[1])))
+    predictions = ((model.microseconds(problem, choice), choice) for choice in templates)
+    times = [(time, choice) for time, choice in predictions if time is not None]
+    return sorted(times, key=lambda timed: (timed[0], encode(timed[1])))
 
 
-def _passed_over(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> list[Outcome]:
-    """What is too slow to be measured beside the others, by Inductor's word; never the library.
+def _skip_slow(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> list[Outcome]:
+    """Return the outcomes of candidates that are skipped as too slow by Inductor's own timing.
 
-    It compiles them all at once, and measures in processes of its own what may crash.
+    A library's call is never skipped. Inductor compiles all candidates at once, and measures in
+    subprocesses what may crash.
     """
-    now = Choosing(watches=True)
-    with choosing(now):
-        subprocess = {"autotune_in_subproc": inputs[0].is_cuda}
-        options = OPTIONS | ANEW | QUIETLY | subprocess
+    hook = Choosing(watches=True)
+    with choosing(hook):
+        isolation = {"autotune_in_subproc": inputs[0].is_cuda}
+        options = OPTIONS | ANEW | QUIETLY | isolation
         compiling.lowered(problem, inputs, options, waits=True)
-    heard = [h.times for h in now.heard if h.problem == problem]
-    told = {encode(choice): microseconds(ms) for times in heard for choice, ms in times}
-    times = {key: time for key, time in told.items() if time is not None}
+    logs = [h.times for h in hook.heard if h.problem == problem]
+    milliseconds = {encode(choice): microseconds(ms) for times in logs for choice, ms in times}
+    times = {key: time for key, time in milliseconds.items() if time is not None}
     limit = min(times.values(), default=math.inf) * HOPELESS
     entered = sorted((t, k) for k, t in times.items() if t <= limit)[:FINALISTS]
-    kept = {key for _, key in entered}
+    finalists = {key for _, key in entered}
     return [
         Outcome(choice, reported=times[key])
         for choice in offer.choices
-        if (key := encode(choice)) in times and key not in kept and choice.kind != "library"
+        if (key := encode(choice)) in times and key not in finalists and choice.kind != "library"
     ]
 
 
 def _device(problem: Problem) -> torch.device:
-    """The device of this machine that the problem is of."""
+    """Return the device of this machine that the problem is for.
+
+    Raises:
+        ValueError: no device has the problem's architecture.
+    """
     for kind in ("cuda", "xpu", "cpu"):
         if kind != "cpu" and not getattr(torch, kind).is_available():
             continue
@@ -274,7 +314,7 @@ def _device(problem: Problem) -> torch.device:
 
 
 def main() -> None:
-    """Serve until the parent closes the pipe."""
+    """Serve requests until the parent closes the pipe."""
     child.serve(lambda say: Tuner(say).tune)
 
 
