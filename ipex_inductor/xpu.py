@@ -1,4 +1,4 @@
-"""What users of IPEX know as `torch.xpu` or `ipex.xpu`: all of it is torch's by now but this.
+"""IPEX's names of `torch.xpu` or `ipex.xpu`; torch has all of them by now except these.
 
 Every name of `torch.xpu` is here too.
 """
@@ -77,7 +77,25 @@ def optimize(
     sample_input: Any = None,
     graph_mode: bool | None = None,
 ) -> Any:
-    """`ipex_inductor.optimize` without `concat_linear`, as IPEX had it; any device."""
+    """Return `ipex_inductor.optimize` of a model on any device, without `concat_linear` as in IPEX.
+
+    Args:
+        model: the module.
+        dtype: low precision, or None.
+        optimizer: the optimizer of a model in training mode, or None.
+        level: "O0" or "O1".
+        inplace: True to change the model itself.
+        conv_bn_folding: see `ipex_inductor.optimize`, as for all below.
+        linear_bn_folding: see above.
+        weights_prepack: see above.
+        replace_dropout_with_identity: see above.
+        optimize_lstm: see above.
+        split_master_weight_for_bf16: see above.
+        fuse_update_step: see above.
+        auto_kernel_selection: see above.
+        sample_input: see above.
+        graph_mode: see above.
+    """
     return frontend.optimize(
         model,
         dtype,
@@ -98,18 +116,18 @@ def optimize(
 
 
 def set_fp32_math_mode(mode: FP32MathMode = FP32MathMode.FP32, device: str = "xpu") -> None:
-    """`ipex_inductor.set_fp32_math_mode`, of Intel GPUs unless said otherwise."""
+    """Call `ipex_inductor.set_fp32_math_mode`, by default for Intel GPUs."""
     math_mode.set_fp32_math_mode(mode, device)
 
 
 def get_fp32_math_mode(device: str = "xpu") -> FP32MathMode:
-    """`ipex_inductor.get_fp32_math_mode`, of Intel GPUs unless said otherwise."""
+    """Call `ipex_inductor.get_fp32_math_mode`, by default for Intel GPUs."""
     return math_mode.get_fp32_math_mode(device)
 
 
 @contextmanager
 def fp32_math_mode(mode: FP32MathMode) -> Iterator[None]:
-    """`set_fp32_math_mode(mode)` inside a `with`."""
+    """Set the math mode of Intel GPUs inside the block."""
     before = get_fp32_math_mode()
     set_fp32_math_mode(mode)
     try:
@@ -135,9 +153,9 @@ amp = SimpleNamespace(autocast=_Autocast, GradScaler=partial(torch.amp.GradScale
 
 
 def memory_summary(device: torch.types.Device = None, abbreviated: bool = False) -> str:
-    """A table of `torch.xpu.memory_stats(device)`, laid out as `torch.cuda.memory_summary` is.
+    """Return `torch.xpu.memory_stats(device)` as a table, as `torch.cuda.memory_summary` does.
 
-    Rows that XPU's allocator does not count are left out; `abbreviated` leaves the pools out.
+    Rows that XPU's allocator does not count are left out; `abbreviated` leaves out the pools.
     """
     number = torch.xpu._utils._get_device_index(device, optional=True)
     return memory_table(memory_stats(number), "XPU", number, abbreviated)
