@@ -86,7 +86,9 @@ def _compile_request(request: Request, untested: str | None) -> Any:
         return _compile_plain(request)
     _check_rules(config)
     if torch._inductor.config.freezing and not torch.is_grad_enabled():
-        warn_once("torch._inductor.config.freezing is on: Inductor freezes, our passes stay out")
+        warn_once(
+            "torch._inductor.config.freezing is on: Inductor freezes, without the passes of ipex"
+        )
         return _compile_plain(request)
     try:
         return _compile_wrapped(request)
@@ -238,7 +240,7 @@ class Ahead:
             UnsupportedTorchError: if this torch was not tested.
         """
         if untested := compat.untested_reason():
-            raise UnsupportedTorchError("a torch that was tested", untested, "Install one.")
+            raise UnsupportedTorchError("a tested version of torch", untested, "Install one.")
         config = resolve(mode, dict(options or {}), compat.inductor_option_types())
         _check_rules(config)
         report = decisions.open_report()
@@ -293,7 +295,7 @@ def _compile_step(request: Request, graph_report: decisions.GraphReport) -> "Lau
     graph_report.show("traced", gm.graph)
     try:
         if request.has_users_pass:
-            raise UnreadError("a pass of the user's is to see the graph")
+            raise UnreadError("a custom pass of the user needs the graph")
         program, examples = step.program_of(gm)
         launched = launch(gm, program, examples, sycl=request.config.sycl == "cpu")
     except UnreadError as unread:
@@ -309,7 +311,7 @@ def _compile_step(request: Request, graph_report: decisions.GraphReport) -> "Lau
     if launched.chosen:
         graph_report.add("choice", OPTIMIZER_STEP, launched.chosen)
     if program.device != "cpu" and request.options.get("triton.cudagraphs"):
-        message = "launched, in no CUDA graph, for which every gradient would be copied first"
+        message = "launched without a CUDA graph, which would copy every gradient first"
         graph_report.add("choice", OPTIMIZER_STEP, message)
     return launched
 

@@ -85,8 +85,8 @@ class CompileConfig:
         "off",
         "IPEX_SYCL",
         " | ".join(SYCL),
-        "SYCL kernels: cpu: on the CPU too, for tests and demos; xpu: on Intel GPUs also if they are "
-        "predicted to be faster and no record exists",
+        "SYCL kernels: cpu: on the CPU too, for tests and demos; xpu: on Intel GPUs also if they "
+        "are predicted to be faster and no record exists",
     )
     blocked_products: bool = _option(
         True,

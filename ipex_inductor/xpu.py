@@ -77,24 +77,29 @@ def optimize(
     sample_input: Any = None,
     graph_mode: bool | None = None,
 ) -> Any:
-    """Return `ipex_inductor.optimize` of a model on any device, without `concat_linear` as in IPEX.
+    """Prepare a model for inference, or with its optimizer for training, on any device.
+
+    This is `ipex_inductor.optimize` without `concat_linear`, as IPEX had it.
 
     Args:
-        model: the module.
-        dtype: low precision, or None.
-        optimizer: the optimizer of a model in training mode, or None.
-        level: "O0" or "O1".
-        inplace: True to change the model itself.
-        conv_bn_folding: see `ipex_inductor.optimize`, as for all below.
-        linear_bn_folding: see above.
-        weights_prepack: see above.
-        replace_dropout_with_identity: see above.
-        optimize_lstm: see above.
-        split_master_weight_for_bf16: see above.
-        fuse_update_step: see above.
-        auto_kernel_selection: see above.
-        sample_input: see above.
-        graph_mode: see above.
+        model: a module.
+        dtype: torch.bfloat16 or torch.float16 to cast parameters; None: no cast.
+        optimizer: the optimizer, for training.
+        level: "O1" sets the options left at None, "O0" sets none.
+        inplace: True to change the model itself instead of a copy.
+        conv_bn_folding: fold batch norms into convolutions.
+        linear_bn_folding: fold batch norms into linear layers.
+        weights_prepack: no effect; backend `ipex` lays out weights for oneDNN in inference.
+        replace_dropout_with_identity: remove dropout.
+        optimize_lstm: no effect; torch runs nn.LSTM on oneDNN.
+        split_master_weight_for_bf16: store fp32 weights as bf16 and their lower halves.
+        fuse_update_step: use fused optimizer steps.
+        auto_kernel_selection: with `graph_mode`, compile in mode max-autotune.
+        sample_input: a tensor, tuple or dict of arguments that show how `forward` is called.
+        graph_mode: compile the result with backend `ipex`.
+
+    Returns:
+        The model, or (model, optimizer).
     """
     return frontend.optimize(
         model,

@@ -47,7 +47,7 @@ def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], moving: Ite
     if overlapping := [i for i in moving if overlaps(example_inputs[i])]:
         return f"input {overlapping[0]} overlaps itself"
     if node := compat.uncapturable(gm):
-        return f"torch captures no {_name(node)}"
+        return f"torch cannot capture {_name(node)}"
     placeholders = gm.graph.find_nodes(op="placeholder")
     return _why_no_ops(gm, {placeholders[i] for i in moving})
 
@@ -63,7 +63,7 @@ def _why_no_ops(gm: torch.fx.GraphModule, moving: set[Node]) -> str:
         if _is_random(node):
             return f"{_name(node)} draws random numbers"
         if "as_strided" in _name(node) and _base_of(node.args[0]) in moving:
-            return f"{_name(node)} reads what may lie beside an input"
+            return f"{_name(node)} may read memory outside an input"
     return ""
 
 

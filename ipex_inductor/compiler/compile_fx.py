@@ -95,7 +95,7 @@ def compiled(
         compile_inner or compat.compile_inner,
         join or PrologueCode,
     )
-    # Code of ours is saved whole by AOTAutogradCache; see passes/weights/output_code.py.
+    # AOTAutogradCache saves this backend's code whole; see passes/weights/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue or captures):
         return compile_fx(
             request.gm,

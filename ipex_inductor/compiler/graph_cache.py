@@ -141,7 +141,7 @@ def compiling(
                 key, level, other_keys = _which(make_key, served())
                 folder = Folder(key, before_waiting, text(), level, other_keys)
         except (OSError, TypeError) as error:
-            reason = f"no folder for Inductor's files: {error}"
+            reason = f"cannot create a folder for Inductor's files: {error}"
     if folder is None:
         _tell(reason)
         yield None
@@ -238,7 +238,7 @@ def _spare() -> Iterator[None]:
     try:
         folder = Folder(None)
     except OSError as error:
-        _tell(f"no folder for Inductor's files: {error}")
+        _tell(f"cannot create a folder for Inductor's files: {error}")
         yield
         return
     try:
@@ -253,7 +253,9 @@ def why_not_ours() -> str:
     configured = compat.named_folder()
     if configured is None or workroom.is_one(configured):  # a child process inherits our folder
         return ""
-    return f"Inductor's files are kept unverified in {configured}, as TORCHINDUCTOR_CACHE_DIR says"
+    return (
+        f"Inductor's files are stored unverified in {configured}, as TORCHINDUCTOR_CACHE_DIR says"
+    )
 
 
 def why_not_kept() -> str:

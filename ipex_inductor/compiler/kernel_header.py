@@ -122,7 +122,7 @@ def _key(path: Path, command: str) -> Key:
     text = _run(command, "-E", "-P", "-x", "c++", str(path), "-o", "-")
     return Key(
         kind=KIND,
-        source="",  # none of ours
+        source="",  # no source of this package
         tables=(),
         options=pairs({"command": command}),
         problem=pairs({"text": hashlib.sha256(text).hexdigest()}),

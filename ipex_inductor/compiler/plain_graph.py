@@ -131,7 +131,7 @@ class _TwoForms:
 
         numbers = {id(value): number for number, value in enumerate(args)}
         if not all(id(weight) in numbers for weight in request.weights):
-            return self._give_up("a weight is no argument of the graph")
+            return self._give_up("a weight is not an argument of the graph")
         with self._lock:
             plain = self._plain or self._try_compile_plain(request, numbers)
         if plain is None:

@@ -92,8 +92,8 @@ class Request:
         options = {**compat.mode_options(self.config.mode), **dict(self.config.inductor)}
         if options.pop("freezing", False):
             warn_once(
-                "option 'freezing' has no effect per call (Dynamo reads it globally before a "
-                "backend is asked); the weight prologue does its work and keeps the caches"
+                "option 'freezing' has no effect per call (Dynamo reads it globally before it calls a "
+                "backend); the weight prologue replaces it and keeps the caches"
             )
         if self.config.autotune == "never":
             options["deterministic"] = True  # or padding and reductions are timed

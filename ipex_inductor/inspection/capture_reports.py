@@ -69,5 +69,5 @@ def unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _stayed_out() -> GraphReport:
-    reason = "our passes stayed out of this graph; the warning in the log says why"
+    reason = "the passes of ipex did not run on this graph; a warning in the log says why"
     return GraphReport([Event("fallback", "plain Inductor", reason)])

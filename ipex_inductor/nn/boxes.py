@@ -78,6 +78,6 @@ class RoIAlign(nn.Module):
 
 def _torchvision() -> Any:
     if importlib.util.find_spec("torchvision") is None:
-        advice = "Install the version that goes with your torch: pip install torchvision."
+        advice = "Install the version that matches your torch: pip install torchvision."
         raise MissingPackageError("torchvision to be installed", "no such package", advice)
     return importlib.import_module("torchvision.ops")

@@ -47,7 +47,7 @@ class Blocks:
         by_group = weight.reshape(self.groups, group_out, group_in, -1)
         by_group = F.pad(by_group, (0, 0) * 3 + (0, self.count * self.size - self.groups))
         by_block = by_group.view(self.count, self.size, group_out, group_in, -1)
-        # [count, h * w, group, term, group, column]: zeros but where both groups are the same.
+        # [count, h * w, group, term, group, column]: zeros except where both groups are equal.
         square = _diagonal(by_block.permute(0, 4, 3, 2, 1)).permute(0, 1, 4, 2, 5, 3)
         dense = square.reshape(self.count, -1, self.size * group_in, self.size * group_out)
         missing = self.columns - self.size * group_out, self.terms - self.size * group_in

@@ -119,7 +119,7 @@ class GraphReport:
 
     def __str__(self) -> str:
         """Return a line for each decision."""
-        return "\n".join(map(str, self.events)) or "nothing was asked for"
+        return "\n".join(map(str, self.events)) or "no decisions"
 
 
 def _trace(name: str, encoding: str, payload: str | Callable[[], Any]) -> None:

@@ -98,8 +98,8 @@ def current(device: "torch.device | str" = "cpu") -> Target:
     read = {"cuda": _cuda, "xpu": _xpu}.get(device.type)
     count = getattr(torch, device.type).device_count() if read else 0
     if read is None or (device.index or 0) >= count:
-        received = f"{device} ({count} {device.type} devices here)"
-        advice = "Use one that is here, or described() for one that need not be."
+        received = f"{device} ({count} {device.type} devices present)"
+        advice = "Use a present one, or described() for one that need not be."
         raise DeviceError("cpu, or a cuda or xpu device of this machine", received, advice)
     return _complete(read(getattr(torch, device.type).get_device_properties(device)))
 
