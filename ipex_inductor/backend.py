@@ -94,9 +94,11 @@ def _compile_request(request: Request, untested: str | None) -> Any:
         return _compile_wrapped(request)
     except Exception as error:
         if config.strict or compat.is_control_flow(error) or compat.compiler_missing(error):
-            raise compat.compiler_missing(error) or _find(error, PassError) or error from error
+            raise (
+                compat.compiler_missing(error) or _find_error(error, PassError) or error
+            ) from error
         compiled = _compile_plain(request)  # raises errors of the model itself
-        reason = _find(error, PassError) or f"{type(error).__name__}: {error}"
+        reason = _find_error(error, PassError) or f"{type(error).__name__}: {error}"
         with decisions.about(decisions.open_report()) as graph_report:
             graph_report.add("fallback", "plain Inductor", str(reason))
         return compiled
@@ -353,7 +355,7 @@ def _check_rules(config: CompileConfig) -> None:
         raise unknown("rule", name, rule_names)
 
 
-def _find(error: BaseException | None, kind: type[PassError]) -> PassError | None:
+def _find_error(error: BaseException | None, kind: type[PassError]) -> PassError | None:
     """Return the error of `kind` that Inductor or AOT autograd wrapped, None if there is none."""
     while error is not None and not isinstance(error, kind):
         error = getattr(error, "inner_exception", None) or error.__cause__

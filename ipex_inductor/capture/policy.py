@@ -93,8 +93,8 @@ class Calls:
         written: Sequence[int] = (),
     ) -> None:
         self._call, self._report = call, report
-        self._static, self._moving, self._numbers = _taking(static), _taking(moving), moving
-        self._written = _taking(written) if written else None
+        self._static, self._moving, self._numbers = _picker(static), _picker(moving), moving
+        self._written = _picker(written) if written else None
         self._device: cuda.Device | None = None
         self._lock = threading.Lock()
         self._waits = WARM_UP  # calls left before one is timed
@@ -135,7 +135,7 @@ class Calls:
         assert self._device is not None
         if not self._device.is_free():
             return self._call(inputs)
-        if _circumstances(self._static(inputs)) != graph.where:
+        if _capture_state(self._static(inputs)) != graph.where:
             return self._call_moved(inputs)
         self._waits = MOVED
         self._replays += 1
@@ -154,7 +154,7 @@ class Calls:
                 self._drop()
                 if not self._settled:
                     return self._decide(inputs)
-                self._say(f"not captured again: weights moved {CAPTURES} times")
+                self._report_choice(f"not captured again: weights moved {CAPTURES} times")
             finally:
                 self._lock.release()
         return self._call(inputs)
@@ -189,14 +189,16 @@ class Calls:
                 while True:
                     timed = _time_call(device, trial.send(timed), inputs)
             except StopIteration as end:
-                self._say(end.value)
+                self._report_choice(end.value)
         inputs.clear()
         return first.results
 
     def _try_next(self, device: cuda.Device, inputs: list[Any]) -> Any:
         """Return the results of this call, which advances a trial by one call."""
         if _at_once.get():
-            self._say("not decided in one call: it writes its inputs, so its next calls are timed")
+            self._report_choice(
+                "not decided in one call: it writes its inputs, so its next calls are timed"
+            )
             return self._call(inputs)
         if self._settled or self._graph is not None or not device.is_free():
             return self._call(inputs)
@@ -204,13 +206,13 @@ class Calls:
         written = addresses(self._written(inputs))
         if any(lies_in(value, written) for value in self._moving(inputs)):
             return self._call(inputs)  # a copied input would miss what the graph writes
-        if self._tested and self._tested.where != _circumstances(self._static(inputs)):
+        if self._tested and self._tested.where != _capture_state(self._static(inputs)):
             # The tensors that it reads and writes have moved.
             self._trial, self._tested = None, None
             self._unpaid += 1
             if self._unpaid >= CAPTURES:
                 self._settled = True
-                self._say("not captured: what it writes moved while it was timed")
+                self._report_choice("not captured: what it writes moved while it was timed")
                 return self._call(inputs)
         if self._trial is None:
             trial = self._begin(device)
@@ -224,7 +226,7 @@ class Calls:
                 self._trial = trial, trial.send(timed)
             except StopIteration as end:
                 self._trial, self._tested, self._settled = None, None, True
-                self._say(end.value)
+                self._report_choice(end.value)
         return timed.results
 
     def _time_user_call(self, device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
@@ -233,7 +235,7 @@ class Calls:
             return _time_call(device, call, inputs)
         except BaseException:
             self._trial, self._tested, self._settled = None, None, True
-            self._say("not captured: the call that was to be timed failed")
+            self._report_choice("not captured: the call that was to be timed failed")
             raise
 
     @contextlib.contextmanager
@@ -244,9 +246,9 @@ class Calls:
         except BaseException as error:
             self._graph, self._trial, self._tested, self._settled = None, None, None, True
             if not isinstance(error, Exception):
-                self._say("not captured: it was interrupted")
+                self._report_choice("not captured: it was interrupted")
                 raise
-            self._say(f"not captured: {_words(error)}")
+            self._report_choice(f"not captured: {_error_text(error)}")
 
     def _begin(self, device: cuda.Device) -> Trial:
         """Yield the calls of a trial; use the capture if it gains, and return the outcome.
@@ -265,7 +267,7 @@ class Calls:
                 )
             del timed
             timed = yield self._call
-            plain = _least(plain, timed.time)
+            plain = _fastest(plain, timed.time)
         tested = self._tested = self._capture_call(device, timed.inputs)
         del timed
 
@@ -275,8 +277,8 @@ class Calls:
         yield replay  # the first replay uploads the graph
         replayed = cuda.Time(float("inf"), float("inf"))
         for _ in range(ROUNDS):
-            replayed = _least(replayed, (yield replay).time)
-            plain = _least(plain, (yield self._call).time)
+            replayed = _fastest(replayed, (yield replay).time)
+            plain = _fastest(plain, (yield self._call).time)
         times = f"{_ms(replayed.total)} in a CUDA graph, {_ms(plain.total)} kernel by kernel"
         if replayed.total > GAIN * plain.total:
             return f"not captured: a call takes {times}"
@@ -288,7 +290,7 @@ class Calls:
         """Capture the call on these inputs, with the addresses that it depends on and writes."""
         replay = device.capture(self._call, inputs, self._numbers)
         written = addresses(self._written(inputs)) if self._written else []
-        return Captured(replay, _circumstances(self._static(inputs)), written)
+        return Captured(replay, _capture_state(self._static(inputs)), written)
 
     def _why_not(self, timed: Made) -> str:
         """Return why the results or sizes of a call rule out a capture, "" if they do not."""
@@ -300,7 +302,7 @@ class Calls:
             return f"inputs and results of {size >> 20} MiB would be kept once more"
         return ""
 
-    def _say(self, reason: str) -> None:
+    def _report_choice(self, reason: str) -> None:
         if self._report is not None:
             self._report.add("choice", NAME, reason)
 
@@ -309,11 +311,11 @@ def _time_call(device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
     return Made(*device.timed(lambda: call([*inputs])), inputs)
 
 
-def _least(a: cuda.Time, b: cuda.Time) -> cuda.Time:
+def _fastest(a: cuda.Time, b: cuda.Time) -> cuda.Time:
     return cuda.Time(min(a.host, b.host), min(a.total, b.total))
 
 
-def _circumstances(weights: Sequence[torch.Tensor]) -> list[Any]:
+def _capture_state(weights: Sequence[torch.Tensor]) -> list[Any]:
     """Return the state that a replay cannot adapt to: cuDNN settings and weight addresses."""
     return [*compat.cudnn_settings(), *map(torch.Tensor.data_ptr, weights)]
 
@@ -342,14 +344,14 @@ def _span(value: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * value.itemsize
 
 
-def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Return a function that picks the values with these indices."""
     if len(numbers) < 2:
         return lambda values: tuple(values[i] for i in numbers)
     return itemgetter(*numbers)
 
 
-def _words(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     """Return the text of an error; the failed end of a capture is replaced by its first cause."""
     first = error.__context__ or error
     return f"{type(first).__name__}: {str(first).strip()[:300]}"

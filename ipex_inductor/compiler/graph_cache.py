@@ -82,15 +82,15 @@ class Folder:
         self._open = True
         try:
             with self.files.alone(None if is_rank() else self._before_waiting):
-                with self._torchs(), self._for_level():
+                with self._cache_folder(), self._for_level():
                     yield
                 self.files.keep()
                 self._checks.keep()
-            timed_kernels.follow(self.files.folder, self._torchs, self.files.keep)
+            timed_kernels.follow(self.files.folder, self._cache_folder, self.files.keep)
         finally:
             self._open = False
 
-    def _torchs(self) -> contextlib.AbstractContextManager[None]:
+    def _cache_folder(self) -> contextlib.AbstractContextManager[None]:
         return compat.cache_folder(self.files.folder, self._checks.answers)
 
     @contextlib.contextmanager
@@ -138,12 +138,12 @@ def compiling(
             if compat.caches_forbidden():
                 folder = Folder(None, before_waiting)
             else:
-                key, level, other_keys = _which(make_key, served())
+                key, level, other_keys = _find_key(make_key, served())
                 folder = Folder(key, before_waiting, text(), level, other_keys)
         except (OSError, TypeError) as error:
             reason = f"cannot create a folder for Inductor's files: {error}"
     if folder is None:
-        _tell(reason)
+        _log_once(reason)
         yield None
         return
     if (collected := _looked_for.get()) is not None:
@@ -154,7 +154,7 @@ def compiling(
     report.add("cache", folder.files.outcome, folder.files.reason + wide)
 
 
-def _which(
+def _find_key(
     make_key: Callable[[Level | None], Key], served: Sequence[Level]
 ) -> tuple[Key, Level | None, tuple[Key, ...]]:
     """Return the key of a graph, its x86-64 level (None: this CPU), and keys that have no entry."""
@@ -238,7 +238,7 @@ def _spare() -> Iterator[None]:
     try:
         folder = Folder(None)
     except OSError as error:
-        _tell(f"cannot create a folder for Inductor's files: {error}")
+        _log_once(f"cannot create a folder for Inductor's files: {error}")
         yield
         return
     try:
@@ -280,7 +280,7 @@ def is_rank() -> bool:
 
 
 @functools.cache
-def _tell(reason: str) -> None:
+def _log_once(reason: str) -> None:
     decisions.log.info("%s", reason)
 
 

@@ -97,8 +97,10 @@ def compiled(
     backward = bool(kwargs.get("is_backward"))
     with late, progress.told(gm, example_inputs, config, backward):
         report_args = backward, config.strict, graph_report
-        inner, choosing_state, why_not = _by_choices(compile_with, gm, selected, *report_args)
-    _say_choices(choosing_state, selected, why_not, graph_report)
+        inner, choosing_state, why_not = _compile_by_choices(
+            compile_with, gm, selected, *report_args
+        )
+    _report_choices(choosing_state, selected, why_not, graph_report)
     _record_timings(choosing_state, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
     code = wrap(inner, graph_report) if wrap else inner
@@ -174,7 +176,7 @@ def _split(
         ) from error
 
 
-def _by_choices(
+def _compile_by_choices(
     compile_by: "Callable[[Any, dict[bytes, Choice]], tuple[Any, Choosing]]",
     gm: torch.fx.GraphModule,
     selected: "Mapping[bytes, Selection]",
@@ -208,7 +210,7 @@ def _by_choices(
         if instead == AS_WRITTEN:
             graph_report.add("missed", "kernels of ours", f"a template {why_not}: {instead}")
         try:
-            with _as_written() if instead == AS_WRITTEN else nullcontext():
+            with _as_torch_ops() if instead == AS_WRITTEN else nullcontext():
                 return *compile_by(graph, chosen), why_not
         except Exception as error:
             if graph is graphs[-1] or strict or compat.is_control_flow(error):
@@ -218,7 +220,7 @@ def _by_choices(
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
+def _as_torch_ops() -> Iterator[None]:
     """Run this backend's ops as torch ops, without caches, whose keys do not contain this."""
     with compat.graph_caches_off(), lowerings.as_written():
         yield
@@ -297,7 +299,7 @@ def _record_timings(
         graph_report.add("missed", "autotune", f"what was timed is not kept: {error}")
 
 
-def _say_choices(
+def _report_choices(
     choosing_state: "Choosing",
     selected: "Mapping[bytes, Selection]",
     why_not: str,

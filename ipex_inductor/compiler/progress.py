@@ -143,7 +143,7 @@ class _Watch:
         return self._said
 
     def _run(self) -> None:
-        lines = ((FIRST, self._what), (SECOND, self._how))
+        lines = ((FIRST, self._graph_line), (SECOND, self._phase_line))
         for due, line in lines[self._said :]:
             if self._ended.wait(max(0.0, self._since + due - time.monotonic())):
                 return
@@ -151,12 +151,12 @@ class _Watch:
             with contextlib.suppress(Exception):  # a progress line must not fail a compile
                 _write(line())
 
-    def _what(self) -> str:
+    def _graph_line(self) -> str:
         why = graph_cache.why_not_kept()
         again = f"will compile it again, as {why}" if why else "will find it in the kernel cache"
         return f"compiling {name_of(*self._about)} takes longer than {FIRST:.0f} s; {NEXT} {again}"
 
-    def _how(self) -> str:
+    def _phase_line(self) -> str:
         seconds = time.monotonic() - self._since
         return f"still compiling {name_of(*self._about)} after {seconds:.0f} s: {self._phase()}"
 

@@ -127,7 +127,7 @@ def note(gm: torch.fx.GraphModule, training: bool) -> None:
     call = _now.get()
     if call is not None:
         call.compiled = True
-        _complete(call.teller, gm)
+        _add_ranges(call.teller, gm)
         return
     folder = os.environ.get("IPEX_RECORD")
     if not folder:
@@ -144,7 +144,7 @@ def note(gm: torch.fx.GraphModule, training: bool) -> None:
     _write(Path(folder), {"inputs": inputs, "training": training})
 
 
-def _complete(teller: Teller, gm: torch.fx.GraphModule) -> None:
+def _add_ranges(teller: Teller, gm: torch.fx.GraphModule) -> None:
     """Add the ranges that Dynamo chose for sizes of the caller's tensors."""
     facts = {id(t): about for t, about in zip(teller.tensors, teller.facts, strict=True)}
     for placeholder in gm.graph.find_nodes(op="placeholder"):

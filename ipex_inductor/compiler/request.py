@@ -92,8 +92,8 @@ class Request:
         options = {**compat.mode_options(self.config.mode), **dict(self.config.inductor)}
         if options.pop("freezing", False):
             warn_once(
-                "option 'freezing' has no effect per call (Dynamo reads it globally before it calls a "
-                "backend); the weight prologue replaces it and keeps the caches"
+                "option 'freezing' has no effect per call (Dynamo reads it globally before calling "
+                "a backend); the weight prologue replaces it and keeps the caches"
             )
         if self.config.autotune == "never":
             options["deterministic"] = True  # or padding and reductions are timed
@@ -201,7 +201,7 @@ class Request:
             level: ISA level shared by all target CPUs; cached oneDNN primitives are disabled.
         """
         fields = self.identity_fields(selected)
-        uses_primitives = level is None and "cpu" in self._kinds
+        uses_primitives = level is None and "cpu" in self._device_types
         if uses_primitives and (version := graph_cache.onednn()):
             # oneDNN chooses the layout of weights by the number of threads.
             fields |= {"onednn": version, "threads": torch.get_num_threads()}
@@ -219,7 +219,7 @@ class Request:
             "sycl": self._sycl,
             "blocked_products": self.config.blocked_products,
             "capture": self.config.capture,
-            "targets": tuple(current(kind).arch for kind in self._kinds),
+            "targets": tuple(current(kind).arch for kind in self._device_types),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),
             "leaves": self.may_time,
@@ -278,7 +278,7 @@ class Request:
             "settings": self._settings(),
             "autocast": tuple(
                 (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
-                for kind in self._kinds
+                for kind in self._device_types
             ),
             "sizes": tuple(repr(compat.hints(value)) for value in self.example_inputs),
             "graph": _text(self.gm),
@@ -287,7 +287,9 @@ class Request:
     def _settings(self, but: str = "") -> tuple[str, ...]:
         from ipex_inductor.lowerings.problem.settings import settings_of
 
-        settings = ({n: v for n, v in settings_of(k).items() if n != but} for k in self._kinds)
+        settings = (
+            {n: v for n, v in settings_of(k).items() if n != but} for k in self._device_types
+        )
         return tuple(map(repr, settings))
 
     @property
@@ -328,7 +330,7 @@ class Request:
         return [node.meta.get("example_value", value) for node, value in pairs]
 
     @property
-    def _kinds(self) -> list[str]:
+    def _device_types(self) -> list[str]:
         return sorted({place.type for place in self.places})
 
     @property

@@ -72,13 +72,13 @@ def _is_timed(kernel: Any) -> bool:
     """Return True if the next run of the kernel times something; False if already followed."""
     about = kernel.inductor_meta
     descends = about.get("coordinate_descent_tuning") or about.get("combo_tuning_groups")
-    is_tuned = len(kernel.launchers) == 1 and _is_found(kernel.launchers[0].config)
+    is_tuned = len(kernel.launchers) == 1 and _is_descent_result(kernel.launchers[0].config)
     return "run" not in vars(kernel) and (
         len(kernel.launchers) != 1 or (bool(descends) and not is_tuned)
     )
 
 
-def _is_found(config: Any) -> bool:
+def _is_descent_result(config: Any) -> bool:
     return bool(getattr(config, "found_by_coordesc", False))
 
 

@@ -49,7 +49,9 @@ def install() -> tuple[str, ...]:
     missing = [name for name in XPU_NAMES if name not in vars(torch.xpu)]
     xpu = import_module(f"{PACKAGES[0]}.xpu")
     attributes = {name: getattr(xpu, name) for name in missing}
-    attributes |= {"__getattr__": _of_torch_xpu} if "__getattr__" not in vars(torch.xpu) else {}
+    attributes |= (
+        {"__getattr__": _find_on_torch_xpu} if "__getattr__" not in vars(torch.xpu) else {}
+    )
     for name, value in attributes.items():
         setattr(torch.xpu, name, value)
         _attached.append(name)
@@ -95,7 +97,7 @@ class _Module(ModuleType):
         return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_below(self.__name__)})
+        return sorted({*super().__dir__(), *_names_below(self.__name__)})
 
 
 class _Alias(InspectLoader):
@@ -150,14 +152,14 @@ class _Finder(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Set `__all__`, which `from ... import *` reads."""
-        vars(module)["__all__"] = _below(module.__name__)
+        vars(module)["__all__"] = _names_below(module.__name__)
 
 
 _FINDER = _Finder()
 _attached: list[str] = []
 
 
-def _of_torch_xpu(name: str) -> Any:
+def _find_on_torch_xpu(name: str) -> Any:
     """Return a name that IPEX had under `torch.xpu` and torch lacks.
 
     Raises:
@@ -169,7 +171,7 @@ def _of_torch_xpu(name: str) -> Any:
     return getattr(import_module(f"{PACKAGES[0]}.xpu"), name)
 
 
-def _below(module: str) -> list[str]:
+def _names_below(module: str) -> list[str]:
     """Return the names that resolve directly below a module of IPEX."""
     path = module.partition(".")[2]
     entries = (

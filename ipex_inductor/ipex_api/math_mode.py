@@ -35,7 +35,7 @@ def set_fp32_math_mode(mode: FP32MathMode = FP32, device: str = "cpu") -> None:
         OptionError: for another device or mode, and for BF32 on GPUs, which torch lacks there.
         DeviceError: for TF32 on "xpu" if torch is built without Intel GPUs.
     """
-    math = _math(device)
+    math = _find_device(device)
     if mode not in math.modes:
         advice = "Use FP32MathMode.TF32, or autocast to torch.bfloat16."
         names = ", ".join(f"FP32MathMode.{choice.name}" for choice in math.modes)
@@ -51,7 +51,7 @@ def get_fp32_math_mode(device: str = "cpu") -> FP32MathMode:
     Raises:
         OptionError: for an unknown device.
     """
-    return _math(device).read()
+    return _find_device(device).read()
 
 
 def _read_cpu() -> FP32MathMode:
@@ -118,7 +118,7 @@ _DEVICES = {
 }
 
 
-def _math(device: str) -> _Math:
+def _find_device(device: str) -> _Math:
     if device in _DEVICES:
         return _DEVICES[device]
     advice = 'Name a device type, as in set_fp32_math_mode(mode, device="cpu").'

@@ -106,7 +106,7 @@ class _UpdatedInBackward(MergedEmbeddingBag):
         for number, weight in enumerate(self.weights):
             trail = torch.zeros_like(weight, dtype=torch.int16)
             self.register_buffer(f"trail{number}", trail if _is_split(weight) else None)
-        self._watch()
+        self._register_hooks()
         self.register_load_state_dict_post_hook(_watch_again)  # type: ignore[no-untyped-call]
 
     def to_bfloat16_train(self) -> None:
@@ -116,7 +116,7 @@ class _UpdatedInBackward(MergedEmbeddingBag):
                 top, bottom = split(weight.detach().float())
                 self.weights[number] = nn.Parameter(top)
                 setattr(self, f"trail{number}", bottom)
-        self._watch()
+        self._register_hooks()
 
     def _step(self, rows: Tensor, values: Tensor, gradient: Tensor, number: int) -> Tensor:
         """Return the updated `values` of the rows of a table.
@@ -142,11 +142,11 @@ class _UpdatedInBackward(MergedEmbeddingBag):
             trail.index_copy_(0, rows, bottom)
         weight.index_copy_(0, rows, values)
 
-    def _watch(self) -> None:
+    def _register_hooks(self) -> None:
         """Register the update hooks of all tables, again when parameters may have been replaced."""
         for handle in getattr(self, "_handles", ()):
             handle.remove()
-        hooks = (_hook(self, number) for number in range(self.n_tables))
+        hooks = (_update_hook(self, number) for number in range(self.n_tables))
         self._handles = [
             weight.register_post_accumulate_grad_hook(hook)
             for weight, hook in zip(self.weights, hooks, strict=True)
@@ -157,7 +157,7 @@ class _UpdatedInBackward(MergedEmbeddingBag):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._watch()
+        self._register_hooks()
 
     def _load_from_state_dict(
         self, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
@@ -278,7 +278,7 @@ def _is_split(weight: Tensor) -> bool:
     return weight.dtype == torch.bfloat16
 
 
-def _hook(module: _UpdatedInBackward, number: int) -> Any:
+def _update_hook(module: _UpdatedInBackward, number: int) -> Any:
     """Return a hook that updates a table once its gradient is computed.
 
     It holds only a weak reference to the module.
@@ -293,4 +293,4 @@ def _hook(module: _UpdatedInBackward, number: int) -> Any:
 
 
 def _watch_again(module: _UpdatedInBackward, _: Any) -> None:
-    module._watch()
+    module._register_hooks()

@@ -73,24 +73,24 @@ def put_off() -> None:
 def resume() -> None:
     """Collect normally again in this thread, before work that may create much garbage."""
     with _lock:
-        _put_off_no_longer()
+        _restore_thresholds()
         if threading.get_ident() in _pausing:
             _pausing.remove(threading.get_ident())
             if not _pausing and _was_on:
-                _settle()
+                _age_new_objects()
                 gc.enable()
 
 
-def _put_off_no_longer() -> None:
+def _restore_thresholds() -> None:
     """Restore the thresholds, unless the user has set others meanwhile."""
     global _usual
     if _usual and gc.get_threshold()[0] == _PUT_OFF:  # else the user has set another one
         gc.set_threshold(*_usual)
-        _settle()
+        _age_new_objects()
     _usual = None
 
 
-def _settle() -> None:
+def _age_new_objects() -> None:
     """Move new objects to the oldest generation, as most of them are long-lived.
 
     Else a collection that walks everything is due at once. Objects that users froze must stay
@@ -133,15 +133,15 @@ def _execute(loader: SourceFileLoader, module: ModuleType) -> None:
         loader.exec_module(module)
 
 
-def _of_one_thread() -> None:
+def _reset_in_child() -> None:
     """Reset the state in a forked child, which has no other threads to resume."""
     global _lock
     _lock = threading.Lock()
-    _put_off_no_longer()
+    _restore_thresholds()
     if _pausing:
         _pausing.clear()
         if _was_on:
             gc.enable()
 
 
-os.register_at_fork(after_in_child=_of_one_thread)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -30,7 +30,7 @@ def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | Non
     if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(shape, dtype=dtype)
     with _lock:
-        room, start = _place(size)
+        room, start = _reserve(size)
         return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
 
 
@@ -41,7 +41,7 @@ def begin_room() -> None:
         _last = None
 
 
-def _place(size: int) -> tuple[mmap.mmap, int]:
+def _reserve(size: int) -> tuple[mmap.mmap, int]:
     """Return a mapping, the last or a new one, and the offset of `size` free bytes in it."""
     global _last, _taken
     room = _last() if _last else None
