@@ -153,7 +153,7 @@ def _compile_ours(
 
     recording.note(request.gm, request.training)
     request = outer.reattended(request, graph_report)
-    optimizer_step = _compile_step(request, graph_report)
+    optimizer_step = _stepped(request, graph_report)
     if optimizer_step is not None:
         compat.tensors_unprinted()
         graph_report.publish()
@@ -280,7 +280,7 @@ class Ahead:
             )
 
 
-def _compile_step(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
+def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
     """Return an optimizer step as kernel launches, without AOT autograd and Inductor.
 
     None if the graph is no step, or for a reason in the report.

@@ -138,7 +138,7 @@ def compiling(
             if compat.caches_forbidden():
                 folder = Folder(None, before_waiting)
             else:
-                key, level, other_keys = _find_key(make_key, served())
+                key, level, other_keys = _which(make_key, served())
                 folder = Folder(key, before_waiting, text(), level, other_keys)
         except (OSError, TypeError) as error:
             reason = f"cannot create a folder for Inductor's files: {error}"
@@ -154,7 +154,7 @@ def compiling(
     report.add("cache", folder.files.outcome, folder.files.reason + wide)
 
 
-def _find_key(
+def _which(
     make_key: Callable[[Level | None], Key], served: Sequence[Level]
 ) -> tuple[Key, Level | None, tuple[Key, ...]]:
     """Return the key of a graph, its x86-64 level (None: this CPU), and keys that have no entry."""

@@ -212,16 +212,14 @@ def _explain_break(dynamo_break: Any) -> Break:
         reason = f"a branch on the value of a tensor ({reason})"
     frame = dynamo_break.user_stack[-1] if dynamo_break.user_stack else None
     where = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}' if frame else ""
-    return Break(
-        reason, _short_place(where), "\n".join(map(str.strip, details.strip().splitlines()))
-    )
+    return Break(reason, _place(where), "\n".join(map(str.strip, details.strip().splitlines())))
 
 
 def _unique_places(frames: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_short_place(frame) for frame in frames if frame))
+    return tuple(dict.fromkeys(_place(frame) for frame in frames if frame))
 
 
-def _short_place(frame: str) -> str:
+def _place(frame: str) -> str:
     """Return `File "/here/model.py", line 7, in forward` as `model.py:7 in forward`.
 
     Paths of installed files begin at their package.

@@ -77,7 +77,7 @@ def resume() -> None:
         if threading.get_ident() in _pausing:
             _pausing.remove(threading.get_ident())
             if not _pausing and _was_on:
-                _age_new_objects()
+                _settle()
                 gc.enable()
 
 
@@ -86,11 +86,11 @@ def _restore_thresholds() -> None:
     global _usual
     if _usual and gc.get_threshold()[0] == _PUT_OFF:  # else the user has set another one
         gc.set_threshold(*_usual)
-        _age_new_objects()
+        _settle()
     _usual = None
 
 
-def _age_new_objects() -> None:
+def _settle() -> None:
     """Move new objects to the oldest generation, as most of them are long-lived.
 
     Else a collection that walks everything is due at once. Objects that users froze must stay

@@ -55,7 +55,7 @@ def bind(cores: Sequence[int], free: Iterable[int]) -> None:
 def bound(cores: Sequence[int]) -> Iterator[None]:
     """Bind the team to `cores` inside the block, and restore its threads and cores after it."""
     count, free = torch.get_num_threads(), getattr(_bound, "free", None)
-    before = _cores_of_team(count)
+    before = _looked_at(count)
     _bound.free = free or before[0]
     mkl = _set_threads(len(cores), len(cores))
     try:
@@ -127,7 +127,7 @@ _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _bound = threading.local()  # `free`: the cores this thread had before it was bound
 
 
-def _cores_of_team(count: int) -> dict[int, set[int]]:
+def _looked_at(count: int) -> dict[int, set[int]]:
     """Return the cores of each thread of this thread's team."""
     cores: dict[int, set[int]] = {}
 

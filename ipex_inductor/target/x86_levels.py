@@ -109,11 +109,11 @@ _ahead: ContextVar[Level | None] = ContextVar("ahead", default=None)
 
 def served() -> tuple[Level, ...]:
     """Return the levels whose code this CPU runs, highest first; empty if torch supports none."""
-    return _levels_of(architecture()) if compat.compiles_for_levels() else ()
+    return _served(architecture()) if compat.compiles_for_levels() else ()
 
 
 @functools.cache
-def _levels_of(arch: str) -> tuple[Level, ...]:
+def _served(arch: str) -> tuple[Level, ...]:
     able = torch.cpu.get_capabilities()  # a hypervisor may hide instructions of a level
     return tuple(
         candidate
