@@ -313,7 +313,7 @@ def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch |
     if launched.chosen:
         graph_report.add("choice", OPTIMIZER_STEP, launched.chosen)
     if program.device != "cpu" and request.options.get("triton.cudagraphs"):
-        message = "launched without a CUDA graph, which would copy every gradient first"
+        message = "launched in no CUDA graph, which would copy every gradient first"
         graph_report.add("choice", OPTIMIZER_STEP, message)
     return launched
 

@@ -63,7 +63,7 @@ def _why_no_ops(gm: torch.fx.GraphModule, moving: set[Node]) -> str:
         if _is_random(node):
             return f"{_name(node)} draws random numbers"
         if "as_strided" in _name(node) and _base_of(node.args[0]) in moving:
-            return f"{_name(node)} may read memory outside an input"
+            return f"{_name(node)} reads what may lie beside an input"
     return ""
 
 
