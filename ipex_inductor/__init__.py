@@ -1,4 +1,4 @@
-"""ipex_inductor: the torch.compile backend `ipex`, and what surrounds it.
+"""ipex_inductor: the torch.compile backend `ipex` and its tools.
 
 Importing this package is cheap: no compilation, no folder, no torch internals until first use.
 """
@@ -36,7 +36,7 @@ __version__ = "0.1.0"
 pause_while_dynamo_is_imported()
 keep_old_names()
 
-# Imported at first use, with all that they need.
+# Modules imported at first use of their names.
 _HOMES = {
     "ipex_inductor.aot_cache.use": ("use_bundle",),
     "ipex_inductor.cpu.verbose": (
@@ -75,15 +75,19 @@ def __getattr__(name: str) -> Any:
 
 
 def refresh(model: Any = None) -> int:
-    """Have all that was derived from weights of `model` computed anew when it is next used.
+    """Recompute everything derived from the weights of `model` when it is next used.
 
-    For writes that nothing shows at once, as of a few elements by a raw pointer. Nothing is
+    For writes that cannot be detected, such as a few elements through a raw pointer. Nothing is
     compiled.
 
     Args:
         model: a module, a compiled module, or None for every weight of the process.
 
-    Returns how many tensors that concerns. Raises `ArgumentError` for anything else.
+    Returns:
+        The number of tensors to be recomputed.
+
+    Raises:
+        ArgumentError: for anything else.
     """
     from ipex_inductor.passes.weights import derived
 
@@ -91,17 +95,25 @@ def refresh(model: Any = None) -> int:
 
 
 def derived_memory() -> int:
-    """Bytes now held by tensors derived from weights (folded, cast, packed), in this process."""
+    """Return the bytes that this process holds in tensors derived from weights.
+
+    Such tensors are folded, cast or packed weights.
+    """
     from ipex_inductor.passes.weights import derived
 
     return derived.derived_memory()
 
 
 def explain(model: Callable[..., Any], *inputs: Any, **kwargs: Any) -> "Explanation":
-    """What backend `ipex` does to `model` and why; see
-    `ipex_inductor.inspection.explanation.explain`.
+    """Explain what backend `ipex` does to `model` and why; returns an `Explanation`.
 
     `print(ipex_inductor.explain(model, x))` runs the model once and shows a table of each graph.
+    See `ipex_inductor.inspection.explanation.explain`.
+
+    Args:
+        model: a module or another callable.
+        inputs: positional arguments of the model.
+        kwargs: `compile_args` of `torch.compile`, and keyword arguments of the model.
     """
     from ipex_inductor.inspection import explanation
 

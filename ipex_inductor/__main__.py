@@ -1,4 +1,4 @@
-"""`python -m ipex_inductor`: the same command as `ipex-inductor`."""
+"""`python -m ipex_inductor`: run the command `ipex-inductor`."""
 
 from ipex_inductor.cli import app
 

@@ -1,6 +1,7 @@
-"""`python -m ipex_inductor.as_ipex script.py [arguments]`: an unchanged program that imports IPEX.
+"""`python -m ipex_inductor.as_ipex script.py [arguments]`: run a program that imports IPEX.
 
-`-m package.module` in place of the script runs a module, as Python's own option does.
+The program is unchanged. `-m package.module` in place of the script runs a module, as Python's own
+option does.
 """
 
 import os
@@ -15,9 +16,9 @@ USAGE = "usage: python -m ipex_inductor.as_ipex (script.py | -m module) [argumen
 
 
 def main(arguments: list[str]) -> None:
-    """Run the program as `__main__`, with its own arguments and its folder on the path.
+    """Run the program as `__main__`, with its arguments and with its folder on the path.
 
-    Processes that it starts find us too, through PYTHONPATH and `sys.path`.
+    Child processes find this package too, through PYTHONPATH and `sys.path`.
     """
     if arguments[:1] == ["-m"]:
         is_module, arguments = True, arguments[1:]
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(USAGE)
     install()
     folder = str(Path(old_names.__file__).parent)
-    sys.path.append(folder)  # which `multiprocessing` hands on
+    sys.path.append(folder)  # `multiprocessing` passes it to child processes
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [inherited, folder]))
     sys.argv = arguments

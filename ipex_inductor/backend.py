@@ -1,6 +1,6 @@
-"""The Dynamo backend `ipex`: options, our passes, then Inductor's `compile_fx`.
+"""The Dynamo backend `ipex`: options, graph passes, then Inductor's `compile_fx`.
 
-Everything is per call: no global option, registry of Inductor's or user pass is changed.
+Everything is per call: no global option, registry of Inductor or user pass is changed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
     from ipex_inductor.lowerings.optimizer.step import Launch
 
-WRAPPER = "C++ wrapper"  # Inductor's name of code that calls kernels
+WRAPPER = "C++ wrapper"  # Inductor's name of C++ code that calls kernels
 log = decisions.log
 compat.register_log()
 compat.mend_fused_sgd()
@@ -45,9 +45,20 @@ def compile_graph(
 ) -> Any:
     """Compile one Dynamo graph: `torch.compile(model, backend="ipex", mode=..., options=...)`.
 
-    Takes our options and Inductor's alike. Raises `OptionError`, `DeviceError`,
-    `CompilerNotFoundError` or `UnsupportedTorchError` for what the user can mend; a failure of our
-    own is a warning, and the graph is compiled by plain Inductor (option `strict` raises instead).
+    An internal failure is logged as a warning, and plain Inductor compiles the graph (option
+    `strict` raises instead).
+
+    Args:
+        gm: the graph.
+        example_inputs: its inputs.
+        mode: mode of `torch.compile`.
+        options: options of this backend and of Inductor.
+
+    Raises:
+        OptionError: for an unknown option or a wrong value.
+        DeviceError: for tensors without storage.
+        CompilerNotFoundError: if a C++ compiler is needed and missing.
+        UnsupportedTorchError: if this torch is not supported.
     """
     with gc_pause.paused(), openmp.unbound():
         return _compile_or_fall_back(gm, example_inputs, mode, options)
@@ -68,29 +79,33 @@ def _compile_or_fall_back(
 
 
 def _compile_request(request: Request, untested: str | None) -> Any:
-    """With our passes, or by plain Inductor where these must stay out or fail."""
+    """Compile with the passes of this backend, or with plain Inductor if they fail."""
     config = request.config
     if untested:
         warn_once(f"{untested}: plain Inductor compiles instead")
         return _compile_plain(request)
     _check_rules(config)
     if torch._inductor.config.freezing and not torch.is_grad_enabled():
-        warn_once("torch._inductor.config.freezing is on: Inductor freezes, our passes stay out")
+        warn_once(
+            "torch._inductor.config.freezing is on: Inductor freezes, without the passes of ipex"
+        )
         return _compile_plain(request)
     try:
         return _compile_wrapped(request)
     except Exception as error:
         if config.strict or compat.is_control_flow(error) or compat.compiler_missing(error):
-            raise compat.compiler_missing(error) or _find(error, PassError) or error from error
-        compiled = _compile_plain(request)  # raises what is the model's fault
-        reason = _find(error, PassError) or f"{type(error).__name__}: {error}"
+            raise (
+                compat.compiler_missing(error) or _find_error(error, PassError) or error
+            ) from error
+        compiled = _compile_plain(request)  # raises errors of the model itself
+        reason = _find_error(error, PassError) or f"{type(error).__name__}: {error}"
         with decisions.about(decisions.open_report()) as graph_report:
             graph_report.add("fallback", "plain Inductor", str(reason))
         return compiled
 
 
 def _reset() -> None:
-    """What `torch.compiler.reset()` calls."""
+    """Reset this backend: `torch.compiler.reset()` calls this."""
     decisions.clear()
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
 
@@ -109,7 +124,7 @@ def _compile_plain(request: Request) -> Any:
 
 
 def _compile_wrapped(request: Request) -> Any:
-    """In C++ where that is due, if Inductor has all of the graph in C++."""
+    """Compile with cpp_wrapper if enabled, and without it if Inductor cannot."""
     graph_report = decisions.open_report()
     if not request.wraps_in_cpp:
         return _compile_ours(request, graph_report)
@@ -119,7 +134,7 @@ def _compile_wrapped(request: Request) -> Any:
         if compat.is_control_flow(error):
             raise
         reason = f"{type(error).__name__}: {str(error).strip()[:300]}"
-        graph_report.events.clear()  # all of it is decided again
+        graph_report.events.clear()  # everything is decided again
         graph_report.add("missed", WRAPPER, f"{reason}: Python calls the kernels")
         return _compile_ours(request, graph_report)
 
@@ -127,49 +142,59 @@ def _compile_wrapped(request: Request) -> Any:
 def _compile_ours(
     request: Request, graph_report: decisions.GraphReport, in_cpp: bool = False
 ) -> Any:
-    """`in_cpp`: C++ calls the kernels, but of a graph of a level of CPUs, compiled elsewhere."""
+    """Compile with the passes of this backend, through the graph cache.
+
+    Args:
+        request: graph and options.
+        graph_report: receives the decisions.
+        in_cpp: True for cpp_wrapper, which a graph for all CPUs of an x86-64 level never gets.
+    """
     from ipex_inductor.passes.weights.derived import collecting
 
     recording.note(request.gm, request.training)
     request = outer.reattended(request, graph_report)
-    stepped = _stepped(request, graph_report)
-    if stepped is not None:
+    optimizer_step = _stepped(request, graph_report)
+    if optimizer_step is not None:
         compat.tensors_unprinted()
         graph_report.publish()
-        return stepped
+        return optimizer_step
     selected = kernel_selection.settled(request, graph_report)
     wrapped = request.wrapped_in_cpp() if in_cpp else request
-    found = graph_cache.compiling(
+    cache_folder = graph_cache.compiling(
         lambda level: (request if level else wrapped).key(selected, level=level),
         graph_report,
         gc_pause.resume,
         lambda: request.text,
         request.levels,
     )
-    with decisions.about(graph_report), found as folder:
+    with decisions.about(graph_report), cache_folder as folder:
         hit = folder is not None and folder.files.outcome == "hit"
         if not hit:
             gc_pause.resume()
-        elsewhere = folder is not None and folder.level is not None
-        request = request if elsewhere else wrapped
-        begun = nullcontext() if elsewhere else _begun(request, own_files=folder is not None)
+        for_level = folder is not None and folder.level is not None
+        request = request if for_level else wrapped
+        building = (
+            nullcontext() if for_level else _build_early(request, own_files=folder is not None)
+        )
         wrapping = compat.wrapping() if request.config.wrapped else nullcontext()
-        with compat.no_early_workers() if hit else begun, wrapping, collecting() as derived:
+        with compat.no_early_workers() if hit else building, wrapping, collecting() as derived:
             compiled = outer.compiled(request, selected, graph_report, folder)
     return with_plain_graph(compiled, derived, request, graph_report, _compile_plain_form)
 
 
 def _compile_plain_form(request: Request) -> Any:
-    """Compile a graph that reads its weights as they are, outside of Dynamo."""
+    """Compile a graph that reads plain weights, outside of Dynamo."""
     with gc_pause.paused(), openmp.unbound():
         return _compile_wrapped(request)
 
 
 @contextmanager
-def _begun(request: Request, own_files: bool) -> Iterator[None]:
-    """What takes g++ seconds on a CPU goes on while the graph is traced.
+def _build_early(request: Request, own_files: bool) -> Iterator[None]:
+    """Build C++ code and headers in the background while the graph is traced on a CPU.
 
-    `own_files`: they lie where Inductor, left alone, keeps none; its header is made for others.
+    Args:
+        request: graph and options.
+        own_files: True if the graph has a folder of its own, where Inductor has no header for it.
     """
     if any(device.type != "cpu" for device in request.devices):
         yield
@@ -179,7 +204,7 @@ def _begun(request: Request, own_files: bool) -> Iterator[None]:
 
         blocked.begin_building(request.gm)
     use_best = None
-    if own_files and not request.option("cpp_wrapper"):  # each kernel is a source of its own
+    if own_files and not request.option("cpp_wrapper"):  # each kernel is a separate source
         kernel_header.use()
         use_best = kernel_header.begin if kernel_header.pays(request.gm) else None
     with compat.vectors_tried(use_best):
@@ -190,7 +215,7 @@ def _begun(request: Request, own_files: bool) -> Iterator[None]:
 class Ahead:
     """An exported graph to be compiled for other processes; its parameters stay attributes.
 
-    `key` is what it is found by. Raises `OptionError`, `UnsupportedTorchError`.
+    `key` identifies its cache entry.
     """
 
     request: Request
@@ -204,41 +229,61 @@ class Ahead:
         mode: str | None,
         options: Mapping[str, Any] | None,
     ) -> Self:
-        """With the options of `torch.compile`."""
+        """Return the graph with options of `torch.compile`.
+
+        Args:
+            gm: the graph.
+            example_inputs: its inputs.
+            mode: mode of `torch.compile`.
+            options: options of `torch.compile`.
+
+        Raises:
+            OptionError: for an unknown option or a wrong value.
+            UnsupportedTorchError: if this torch was not tested.
+        """
         if untested := compat.untested_reason():
-            raise UnsupportedTorchError("a torch that was tested", untested, "Install one.")
+            raise UnsupportedTorchError("a tested version of torch", untested, "Install one.")
         config = resolve(mode, dict(options or {}), compat.inductor_option_types())
         _check_rules(config)
         report = decisions.open_report()
         return cls(outer.reattended(Request(gm, example_inputs, config), report), report)
 
     @cached_property
-    def _selected(self) -> "dict[bytes, Selection]":
+    def _selected_kernels(self) -> "dict[bytes, Selection]":
         return kernel_selection.settled(self.request, self.report)
 
     @property
     def runs_users_code(self) -> bool:
-        """Whether ops or passes of the user's take part, of whose code the key knows nothing."""
+        """Return True if the user's ops or passes take part, whose code the key does not cover."""
         return self.request.has_users_ops or self.request.has_users_pass
 
     def key(self, kind: str, problem: Mapping[str, Any]) -> Key:
-        """What an entry of this kind is found by; `problem`: what else the code depends on."""
-        return self.request.key(self._selected, kind, problem)
+        """Return the key of the cache entry.
+
+        Args:
+            kind: kind of the entry.
+            problem: further facts that the code depends on.
+        """
+        return self.request.key(self._selected_kernels, kind, problem)
 
     def compile(self, compile_inner: Callable[..., Any], join: Callable[..., Any]) -> None:
-        """All the passes; then `compile_inner` has the graph, and `join` the prologue's programs.
+        """Run all passes, then compile with `compile_inner`; errors are raised, without a fallback.
 
-        Raises what fails: there is nobody to fall back on.
+        Args:
+            compile_inner: replaces Inductor's inner compiler.
+            join: receives the programs of the weight prologue.
         """
         off = compat.graph_caches_off()
         with decisions.about(self.report), off, graph_cache.spare():
-            outer.compiled(self.request, self._selected, self.report, None, compile_inner, join)
+            outer.compiled(
+                self.request, self._selected_kernels, self.report, None, compile_inner, join
+            )
 
 
 def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
-    """The step of an optimizer as calls of our kernels, which neither AOT nor Inductor sees.
+    """Return an optimizer step as kernel launches, without AOT autograd and Inductor.
 
-    None where the graph is no step, or for a reason that the report has.
+    None if the graph is no step, or for a reason in the report.
     """
     from ipex_inductor.passes.engine.source import OPTIMIZER_STEP, is_step
 
@@ -252,11 +297,11 @@ def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch |
     graph_report.show("traced", gm.graph)
     try:
         if request.has_users_pass:
-            raise UnreadError("a pass of the user's is to see the graph")
+            raise UnreadError("a custom pass of the user needs the graph")
         program, examples = step.program_of(gm)
         launched = launch(gm, program, examples, sycl=request.config.sycl == "cpu")
-    except UnreadError as reason:
-        launched = str(reason)
+    except UnreadError as unread:
+        launched = str(unread)
     if isinstance(launched, str):
         graph_report.add("missed", OPTIMIZER_STEP, launched)
         return None
@@ -268,8 +313,8 @@ def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch |
     if launched.chosen:
         graph_report.add("choice", OPTIMIZER_STEP, launched.chosen)
     if program.device != "cpu" and request.options.get("triton.cudagraphs"):
-        said = "launched, in no CUDA graph, for which every gradient would be copied first"
-        graph_report.add("choice", OPTIMIZER_STEP, said)
+        message = "launched in no CUDA graph, which would copy every gradient first"
+        graph_report.add("choice", OPTIMIZER_STEP, message)
     return launched
 
 
@@ -293,7 +338,7 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.passes.training import foreach, moments, pool, relu_masks
     from ipex_inductor.passes.weights import plain, upcast
 
-    rooms = (
+    pass_modules = (
         cats,
         channels_last,
         foreach,
@@ -304,14 +349,14 @@ def _check_rules(config: CompileConfig) -> None:
         relu_masks,
         upcast,
     )
-    ours = {channel_tiles.NAME, *(m.NAME for m in rooms)}
-    known = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
-    for name in sorted(config.rules_off - known - {"*"}):
-        raise unknown("rule", name, known)
+    ours = {channel_tiles.NAME, *(m.NAME for m in pass_modules)}
+    rule_names = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
+    for name in sorted(config.rules_off - rule_names - {"*"}):
+        raise unknown("rule", name, rule_names)
 
 
-def _find(error: BaseException | None, kind: type[PassError]) -> PassError | None:
-    """The error of `kind` that Inductor or AOT autograd wrapped, if there is one."""
+def _find_error(error: BaseException | None, kind: type[PassError]) -> PassError | None:
+    """Return the error of `kind` that Inductor or AOT autograd wrapped, None if there is none."""
     while error is not None and not isinstance(error, kind):
         error = getattr(error, "inner_exception", None) or error.__cause__
     return error

@@ -1,4 +1,4 @@
-"""Typed errors: what was expected, what came, and what to do about it."""
+"""Typed errors that state what was expected, what was received, and what to do about it."""
 
 
 class IpexError(Exception):
@@ -14,15 +14,15 @@ class OptionError(IpexError, ValueError):
 
 
 class ArgumentError(IpexError, TypeError):
-    """An argument of a kind that a function of ours cannot take."""
+    """An argument of a kind that a function of this package cannot take."""
 
 
 class MissingPackageError(IpexError, ImportError):
-    """A package that a function of ours needs and does not require of everybody."""
+    """An optional package that a function needs is not installed."""
 
 
 class NotCarriedError(IpexError, AttributeError):
-    """A name of IPEX that does not resolve here; the message says what to use, or why it went."""
+    """A name of IPEX that does not resolve here; the message names a replacement or a reason."""
 
 
 class NotCarriedImportError(IpexError, ModuleNotFoundError):
@@ -30,7 +30,7 @@ class NotCarriedImportError(IpexError, ModuleNotFoundError):
 
 
 class AlreadyImportedError(IpexError, RuntimeError):
-    """The real `intel_extension_for_pytorch` is loaded where we were to take its place."""
+    """The real `intel_extension_for_pytorch` is loaded, so this package cannot replace it."""
 
 
 class UnsupportedTorchError(IpexError, RuntimeError):
@@ -46,7 +46,7 @@ class DeviceError(IpexError, RuntimeError):
 
 
 class SyclError(IpexError, RuntimeError):
-    """SYCL cannot be used, or not for this; `log` is what a compiler or driver said, if any did."""
+    """SYCL is not usable, or not for this; `log` is the output of a compiler or driver, if any."""
 
     def __init__(self, expected: str, came: str, todo: str, log: str = "") -> None:
         super().__init__(expected, came, todo)
@@ -54,19 +54,19 @@ class SyclError(IpexError, RuntimeError):
 
 
 class SyclAbsentError(SyclError):
-    """No SYCL on this machine that can be used: a package, a compiler or a device is missing."""
+    """SYCL is not usable on this machine: a package, a compiler or a device is missing."""
 
 
 class SyclCompileError(SyclError):
-    """A kernel that the compiler, or the driver's own, refused, crashed on, or did not finish."""
+    """A kernel that a compiler or a driver rejected, crashed on, or did not finish."""
 
 
 class SyclDeviceError(SyclError):
-    """A kernel that a device cannot run, or failed to."""
+    """A kernel that a device cannot run, or that failed on it."""
 
 
 class CoresError(IpexError, ValueError):
-    """Cores or NUMA nodes that there are not, or that this process may not use."""
+    """Cores or NUMA nodes that do not exist, or that this process may not use."""
 
 
 class ThreadsError(IpexError, RuntimeError):
@@ -82,31 +82,31 @@ class KeyFileError(IpexError, ValueError):
 
 
 class BundleError(IpexError, ValueError):
-    """A bundle of kernels that is cut off, changed, or none at all."""
+    """A bundle of kernels that is truncated, changed, or no bundle."""
 
 
 class UntrustedError(BundleError):
-    """Nothing vouches for a bundle: no signature, an unknown key, or a place others can write."""
+    """A bundle without trust: no signature, an unknown key, or a place others can write."""
 
 
 class OlderBundleError(BundleError):
-    """A bundle older than one that was accepted under the same name and key."""
+    """A bundle older than one that was accepted under this name and key."""
 
 
 class PackageError(IpexError, LookupError):
-    """No package in a bundle was made for the torch and the CPU that are here."""
+    """No package in a bundle was made for the torch and the CPU of this process."""
 
 
 class PassError(IpexError, RuntimeError):
-    """A graph pass of ours failed: the graph is compiled by plain Inductor instead."""
+    """A graph pass failed: the graph is compiled by plain Inductor instead."""
 
 
 class DroppedWeightError(IpexError, RuntimeError):
-    """A graph must pack a weight anew whose plain data is freed (option `drop_plain_weights`)."""
+    """A graph must repack a weight whose plain data is released (option `drop_plain_weights`)."""
 
 
 class FamiliarError(IpexError):
-    """An error whose message starts with the text that users of IPEX know and test for."""
+    """An error whose message starts with the text that IPEX raised and programs test for."""
 
     def __init__(self, text: str, expected: str, came: str, todo: str) -> None:
         super().__init__(expected, came, todo)
@@ -118,7 +118,7 @@ class PhaseError(FamiliarError, AssertionError):
 
 
 class LevelError(FamiliarError, RuntimeError):
-    """An optimization level that there is not."""
+    """An optimization level that does not exist."""
 
 
 class MixedDevicesError(FamiliarError, DeviceError):

@@ -1,4 +1,4 @@
-"""What users of IPEX know as `torch.xpu` or `ipex.xpu`: all of it is torch's by now but this.
+"""IPEX's names of `torch.xpu` or `ipex.xpu`; torch has all of them by now except these.
 
 Every name of `torch.xpu` is here too.
 """
@@ -77,7 +77,30 @@ def optimize(
     sample_input: Any = None,
     graph_mode: bool | None = None,
 ) -> Any:
-    """`ipex_inductor.optimize` without `concat_linear`, as IPEX had it; any device."""
+    """Prepare a model for inference, or with its optimizer for training, on any device.
+
+    This is `ipex_inductor.optimize` without `concat_linear`, as IPEX had it.
+
+    Args:
+        model: a module.
+        dtype: torch.bfloat16 or torch.float16 to cast parameters; None: no cast.
+        optimizer: the optimizer, for training.
+        level: "O1" sets the options left at None, "O0" sets none.
+        inplace: True to change the model itself instead of a copy.
+        conv_bn_folding: fold batch norms into convolutions.
+        linear_bn_folding: fold batch norms into linear layers.
+        weights_prepack: no effect; backend `ipex` lays out weights for oneDNN in inference.
+        replace_dropout_with_identity: remove dropout.
+        optimize_lstm: no effect; torch runs nn.LSTM on oneDNN.
+        split_master_weight_for_bf16: store fp32 weights as bf16 and their lower halves.
+        fuse_update_step: use fused optimizer steps.
+        auto_kernel_selection: with `graph_mode`, compile in mode max-autotune.
+        sample_input: a tensor, tuple or dict of arguments that show how `forward` is called.
+        graph_mode: compile the result with backend `ipex`.
+
+    Returns:
+        The model, or (model, optimizer).
+    """
     return frontend.optimize(
         model,
         dtype,
@@ -98,18 +121,18 @@ def optimize(
 
 
 def set_fp32_math_mode(mode: FP32MathMode = FP32MathMode.FP32, device: str = "xpu") -> None:
-    """`ipex_inductor.set_fp32_math_mode`, of Intel GPUs unless said otherwise."""
+    """Call `ipex_inductor.set_fp32_math_mode`, by default for Intel GPUs."""
     math_mode.set_fp32_math_mode(mode, device)
 
 
 def get_fp32_math_mode(device: str = "xpu") -> FP32MathMode:
-    """`ipex_inductor.get_fp32_math_mode`, of Intel GPUs unless said otherwise."""
+    """Call `ipex_inductor.get_fp32_math_mode`, by default for Intel GPUs."""
     return math_mode.get_fp32_math_mode(device)
 
 
 @contextmanager
 def fp32_math_mode(mode: FP32MathMode) -> Iterator[None]:
-    """`set_fp32_math_mode(mode)` inside a `with`."""
+    """Set the math mode of Intel GPUs inside the block."""
     before = get_fp32_math_mode()
     set_fp32_math_mode(mode)
     try:
@@ -135,9 +158,9 @@ amp = SimpleNamespace(autocast=_Autocast, GradScaler=partial(torch.amp.GradScale
 
 
 def memory_summary(device: torch.types.Device = None, abbreviated: bool = False) -> str:
-    """A table of `torch.xpu.memory_stats(device)`, laid out as `torch.cuda.memory_summary` is.
+    """Return `torch.xpu.memory_stats(device)` as a table, as `torch.cuda.memory_summary` does.
 
-    Rows that XPU's allocator does not count are left out; `abbreviated` leaves the pools out.
+    Rows that XPU's allocator does not count are left out; `abbreviated` leaves out the pools.
     """
     number = torch.xpu._utils._get_device_index(device, optional=True)
     return memory_table(memory_stats(number), "XPU", number, abbreviated)

@@ -1,5 +1,5 @@
-"""Graphs of inference whose launches take longer than their work, captured in CUDA graphs.
+"""CUDA graph capture of inference graphs whose launches take longer than their kernels.
 
-`reasons.py` says which may be, `policy.py` decides by measuring, `cuda.py` captures and replays,
-`code.py` is what stands around Inductor's code.
+`reasons.py` says which graphs may be captured, `policy.py` decides by measuring, `cuda.py` captures
+and replays, `code.py` wraps Inductor's code.
 """

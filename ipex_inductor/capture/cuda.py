@@ -1,4 +1,4 @@
-"""Calls of a graph on an NVIDIA GPU: timed, captured, replayed. All that touches CUDA is here."""
+"""Time, capture and replay calls of a graph on an NVIDIA GPU: the only file that uses CUDA."""
 
 import contextlib
 import functools
@@ -13,12 +13,12 @@ import torch
 from ipex_inductor import compat
 
 Call = Callable[[list[Any]], Any]
-_cuda: Any = torch.cuda  # of which some has no types
+_cuda: Any = torch.cuda  # partly untyped
 
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of a call: until it returned, and until the device was done."""
+    """Seconds of a call: until it returned (`host`), and until the device was done (`total`)."""
 
     host: float
     total: float
@@ -31,11 +31,11 @@ class Device:
         self.index = index
 
     def is_free(self) -> bool:
-        """Whether what is called now is run: not traced, and not captured by whoever calls."""
+        """Return True if a call would run now: it is neither traced nor captured by the caller."""
         return not compat.is_traced() and not torch.cuda.is_current_stream_capturing()
 
     def timed(self, call: Callable[[], Any]) -> tuple[Any, Time]:
-        """The results of a call that begins when its stream has nothing to do."""
+        """Return the results and the times of a call that starts on an idle stream."""
         stream = _cuda.current_stream(self.index)
         stream.synchronize()
         begin = time.perf_counter()
@@ -45,50 +45,56 @@ class Device:
         return results, Time(host, time.perf_counter() - begin)
 
     def settle(self) -> None:
-        """Wait until all streams are done with what may be freed now."""
+        """Wait until all streams are done with memory that may be freed now."""
         torch.cuda.synchronize(self.index)
 
     def capture(self, call: Call, inputs: Sequence[torch.Tensor], moving: Sequence[int]) -> "Graph":
-        """A call on these inputs as a graph; nothing of it is run yet.
+        """Capture a call on these inputs as a CUDA graph without running it.
 
-        Those with the numbers `moving` get places in the graph's own memory, the others are read
-        and written where they are. Raises what capturing raises.
+        Raises what the capture raises.
+
+        Args:
+            call: the graph's code.
+            inputs: its inputs.
+            moving: indices of inputs that get copied into the graph's own memory; all other inputs
+                are read and written at their addresses.
         """
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         stay = (value for i, value in enumerate(inputs) if i not in moving)
-        inference = any(value.is_inference() for value in stay)  # written only in such a mode
+        # Such tensors are written only in inference mode.
+        inference = any(value.is_inference() for value in stay)
         with torch.cuda.device(self.index), torch.inference_mode(False), torch.no_grad():
             side = _cuda.Stream()
             capturing = torch.cuda.graph(
                 graph, pool=pool, stream=side, capture_error_mode="thread_local"
             )
-            # cuBLAS would use memory that another graph, or nobody, keeps for this one.
+            # cuBLAS would use a workspace that this graph does not keep alive.
             compat.drop_cublas_memory()
             try:
-                # Where a capture cannot end, torch leaves its stream the current one.
+                # If a capture cannot end, torch leaves its stream as the current one.
                 with torch.cuda.stream(side), capturing:
-                    given, places = [*inputs], [_place(inputs[i]) for i in moving]
-                    for i, place in zip(moving, places, strict=True):
-                        given[i] = place
+                    call_inputs, buffers = [*inputs], [_empty_like(inputs[i]) for i in moving]
+                    for i, buffer in zip(moving, buffers, strict=True):
+                        call_inputs[i] = buffer
                     with torch.inference_mode(inference), torch.no_grad():
-                        results = call(given)
+                        results = call(call_inputs)
             except BaseException:
                 compat.end_capture(self.index, pool)
                 _recover()
                 raise
             finally:
                 compat.drop_cublas_memory()
-        return Graph(graph, places, results, self.index)
+        return Graph(graph, buffers, results, self.index)
 
 
-def _place(x: torch.Tensor) -> torch.Tensor:
+def _empty_like(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _recover() -> None:
-    """Capture nothing: after a capture that could not end torch's random numbers wait for one."""
+    """Capture an empty graph: after a failed capture torch's random generators wait for one."""
     with contextlib.suppress(Exception), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is empty
+        warnings.simplefilter("ignore")  # the warning that the graph is empty
         side = _cuda.Stream()
         with torch.cuda.stream(side):
             empty = torch.cuda.CUDAGraph()
@@ -97,7 +103,7 @@ def _recover() -> None:
 
 
 class Graph:
-    """A captured call: `places` of the inputs that move, results that the next call overwrites.
+    """A captured call, with buffers for moving inputs and results that the next call overwrites.
 
     Called by one thread at a time, on any stream.
     """
@@ -105,11 +111,11 @@ class Graph:
     def __init__(
         self,
         graph: torch.cuda.CUDAGraph,
-        places: list[torch.Tensor],
+        buffers: list[torch.Tensor],
         results: Sequence[Any],
         index: int,
     ) -> None:
-        self._graph, self._places, self._index = graph, places, index
+        self._graph, self._places, self._index = graph, buffers, index
         self._results = list(results)
         self._numbers = [i for i, r in enumerate(results) if isinstance(r, torch.Tensor)]
         self._own = tuple(results[i] for i in self._numbers)
@@ -119,11 +125,11 @@ class Graph:
             )
             for r in self._own
         ]
-        self._stream: Any = None  # of the latest call
+        self._stream: Any = None  # stream of the latest call
         self._done = _cuda.Event()
 
     def __call__(self, moving: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        """Fresh results for what the places get."""
+        """Copy `moving` into the buffers, replay, and return fresh results."""
         stream = torch.cuda.current_stream(self._index)
         if self._stream is not None and self._stream != stream:
             stream.wait_event(self._done)

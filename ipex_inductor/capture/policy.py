@@ -1,9 +1,9 @@
-"""Whether a graph's calls are launched kernel by kernel or replayed: measured in a call of its own.
+"""Decide by measuring whether a graph is launched kernel by kernel or replayed as a CUDA graph.
 
-The first calls run as they are, as kernels are still chosen in them. Then one is timed; if the host
-is what takes the time, it is captured, timed again, and kept only if that is faster. A graph
+The first calls run uncaptured, as kernels are still chosen in them. Then a call is timed. If it is
+host-bound, it is captured and timed again, and the capture is used only if it is faster. A graph
 without effects is timed within one call, which runs it several times. A graph that writes its
-inputs is timed in the calls that come anyway, each of which runs it once.
+inputs is timed in the user's calls, each of which runs it once.
 """
 
 import contextlib
@@ -25,15 +25,14 @@ from ipex_inductor.reporting.decisions import GraphReport
 NAME = "graph capture"
 
 WARM_UP = 2  # calls
-ROUNDS = 5  # of timing; the least counts, as everything else in the process only adds
-HOST_BOUND = 0.4  # the part of a call until it returns, from which on it is captured to see
-GAIN = 0.97  # of the time of a call that a replay may take, its copies counted
-MOVED = 8  # calls in a row with weights elsewhere, after which those addresses are captured
-COPIED = 256 << 20  # bytes of inputs and results, of which a graph keeps a copy, at most
-CAPTURES = 4  # of a graph that were replayed less than PAID times: weights may move so often
-PAID = (
-    64  # replays that are worth a capture and its timing: some 20 calls, and 10 ms to instantiate
-)
+ROUNDS = 5  # of timing; the minimum counts, as all disturbances only add
+HOST_BOUND = 0.4  # least share of a call until it returns for a capture to be tried
+GAIN = 0.97  # most time of a replay, with its copies, relative to a call
+MOVED = 8  # consecutive calls with moved weights before the new addresses are captured
+COPIED = 256 << 20  # most bytes of inputs and results, of which a graph keeps a copy
+CAPTURES = 4  # most captures of a graph that were replayed fewer than PAID times
+# Replays that pay for a capture and its timing: some 20 calls, and 10 ms to instantiate.
+PAID = 64
 
 Call = Callable[[list[Any]], Any]
 Replay = Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -48,14 +47,14 @@ class Made(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A graph, what it was captured under, and the `addresses` that it writes."""
+    """A CUDA graph, the state it was captured under, and the `addresses` that it writes."""
 
     replay: Replay
     where: list[Any]
     written: list[int]
 
 
-# Yields how the next call is to be made and is sent that call; returns what is to be said.
+# Yields the callable of the next call, is sent that timed call, and returns the reported outcome.
 Trial = Generator[Call, Made, str]
 
 _at_once: ContextVar[bool] = ContextVar("ipex_capture_at_once", default=False)
@@ -63,7 +62,7 @@ _at_once: ContextVar[bool] = ContextVar("ipex_capture_at_once", default=False)
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Graphs that are called inside decide in their first call, which runs them several times."""
+    """Let graphs called inside decide in their first call, which runs them several times."""
     token = _at_once.set(True)
     try:
         yield
@@ -74,10 +73,15 @@ def at_once() -> Iterator[None]:
 class Calls:
     """The calls of one graph in this process.
 
-    `call` is Inductor's code, `static` the numbers of the inputs that stay where they are: weights,
-    what was derived from them, and inputs that the graph writes; `written` those of the latter, and
-    `moving` those of all others that it reads. A graph has no effect but its results and what it
-    writes. What is decided goes into `report`.
+    A graph has no effect but its results and the inputs that it writes.
+
+    Args:
+        call: Inductor's code.
+        static: indices of inputs that stay at their addresses: weights, tensors derived from them,
+            and inputs that the graph writes.
+        moving: indices of all other inputs that the graph reads.
+        report: receives the decisions.
+        written: indices of inputs that the graph writes.
     """
 
     def __init__(
@@ -89,26 +93,27 @@ class Calls:
         written: Sequence[int] = (),
     ) -> None:
         self._call, self._report = call, report
-        self._static, self._moving, self._numbers = _taking(static), _taking(moving), moving
-        self._written = _taking(written) if written else None
+        self._static, self._moving, self._numbers = _picker(static), _picker(moving), moving
+        self._written = _picker(written) if written else None
         self._device: cuda.Device | None = None
         self._lock = threading.Lock()
-        self._waits = WARM_UP  # calls before one is timed
+        self._waits = WARM_UP  # calls left before one is timed
         self._settled = False  # nothing is captured from now on
-        self._unpaid = 0  # captures that were replayed too seldom
+        self._unpaid = 0  # captures with too few replays
         self._replays = 0  # of the latest capture
         self._graph: Captured | None = None
-        self._trial: tuple[Trial, Call] | None = None  # under way, and how its next call is made
-        self._tested: Captured | None = None  # what a trial under way captured
+        # Current trial, and the callable of its next call.
+        self._trial: tuple[Trial, Call] | None = None
+        self._tested: Captured | None = None  # capture of the current trial
 
     def __call__(self, inputs: list[Any]) -> Any:
-        """Boxed: `inputs` is emptied."""
+        """Run or replay the graph on boxed `inputs`, which are emptied."""
         graph = self._graph
         if graph is not None:
-            return self._replayed(graph, inputs)
+            return self._replay_graph(graph, inputs)
         if self._settled or not self._is_due(inputs):
             return self._call(inputs)
-        if not self._lock.acquire(blocking=False):  # another thread is at it
+        if not self._lock.acquire(blocking=False):  # another thread is deciding
             return self._call(inputs)
         try:
             return self._decide(inputs)
@@ -116,9 +121,9 @@ class Calls:
             self._lock.release()
 
     def _is_due(self, inputs: list[Any]) -> bool:
-        """Whether this call is one to be timed."""
+        """Return True if this call is to be timed."""
         if any(isinstance(value, FakeTensor) for value in inputs):
-            return False  # of a device that is not here
+            return False  # its device is not present
         if self._device is None:
             self._device = cuda.Device(inputs[0].device.index or 0)
         if _at_once.get():
@@ -126,12 +131,12 @@ class Calls:
         self._waits -= 1
         return self._waits < 0 and self._device.is_free()
 
-    def _replayed(self, graph: Captured, inputs: list[Any]) -> Any:
+    def _replay_graph(self, graph: Captured, inputs: list[Any]) -> Any:
         assert self._device is not None
         if not self._device.is_free():
             return self._call(inputs)
-        if _circumstances(self._static(inputs)) != graph.where:
-            return self._moved(inputs)
+        if _capture_state(self._static(inputs)) != graph.where:
+            return self._call_moved(inputs)
         self._waits = MOVED
         self._replays += 1
         moving = self._moving(inputs)
@@ -141,15 +146,15 @@ class Calls:
         with self._lock:
             return graph.replay(moving)
 
-    def _moved(self, inputs: list[Any]) -> Any:
-        """Weights lie elsewhere, say: another model's turn, or theirs from now on."""
+    def _call_moved(self, inputs: list[Any]) -> Any:
+        """Run the graph with moved weights, and capture it again if the new addresses persist."""
         self._waits -= 1
         if self._waits <= 0 and self._lock.acquire(blocking=False):
             try:
                 self._drop()
                 if not self._settled:
                     return self._decide(inputs)
-                self._say(f"not captured again: weights moved {CAPTURES} times")
+                self._report_choice(f"not captured again: weights moved {CAPTURES} times")
             finally:
                 self._lock.release()
         return self._call(inputs)
@@ -162,10 +167,10 @@ class Calls:
         self._waits, self._settled = -1, self._unpaid >= CAPTURES
 
     def _decide(self, inputs: list[Any]) -> Any:
-        """The results of this call; how all others are made is settled on the way."""
+        """Return the results of this call, and advance the decision about all later ones."""
         assert self._device is not None
         if self._written is not None:
-            return self._tried(self._device, inputs)
+            return self._try_next(self._device, inputs)
         with compat.unanalysed() if _at_once.get() else contextlib.nullcontext():
             if _at_once.get():
                 for _ in range(WARM_UP):
@@ -175,81 +180,84 @@ class Calls:
             return self._timed_at_once(self._device, inputs)
 
     def _timed_at_once(self, device: cuda.Device, inputs: list[Any]) -> Any:
-        """The results of the first of the calls that a trial makes, all of them on `inputs`."""
+        """Return the results of the first call of a trial; all its calls use these `inputs`."""
         self._settled = True
         trial = self._begin(device)
-        first = made = self._timed(device, next(trial), inputs)
+        first = timed = self._time_user_call(device, next(trial), inputs)
         with self._concluding():
             try:
                 while True:
-                    made = _made(device, trial.send(made), inputs)
+                    timed = _time_call(device, trial.send(timed), inputs)
             except StopIteration as end:
-                self._say(end.value)
+                self._report_choice(end.value)
         inputs.clear()
         return first.results
 
-    def _tried(self, device: cuda.Device, inputs: list[Any]) -> Any:
-        """The results of this call, by which a trial goes one call further."""
+    def _try_next(self, device: cuda.Device, inputs: list[Any]) -> Any:
+        """Return the results of this call, which advances a trial by one call."""
         if _at_once.get():
-            self._say("not decided in one call: it writes its inputs, so its next calls are timed")
+            self._report_choice(
+                "not decided in one call: it writes its inputs, so its next calls are timed"
+            )
             return self._call(inputs)
         if self._settled or self._graph is not None or not device.is_free():
             return self._call(inputs)
         assert self._written is not None
         written = addresses(self._written(inputs))
         if any(lies_in(value, written) for value in self._moving(inputs)):
-            return self._call(inputs)  # a copy of it would not see what is written
-        if self._tested and self._tested.where != _circumstances(self._static(inputs)):
-            self._trial, self._tested = None, None  # it reads and writes elsewhere
+            return self._call(inputs)  # a copied input would miss what the graph writes
+        if self._tested and self._tested.where != _capture_state(self._static(inputs)):
+            # The tensors that it reads and writes have moved.
+            self._trial, self._tested = None, None
             self._unpaid += 1
             if self._unpaid >= CAPTURES:
                 self._settled = True
-                self._say("not captured: what it writes moved while it was timed")
+                self._report_choice("not captured: what it writes moved while it was timed")
                 return self._call(inputs)
         if self._trial is None:
             trial = self._begin(device)
             self._trial = trial, next(trial)
         trial, call = self._trial
-        given = [*inputs]
+        call_inputs = [*inputs]
         inputs.clear()
-        made = self._timed(device, call, given)
+        timed = self._time_user_call(device, call, call_inputs)
         with self._concluding():
             try:
-                self._trial = trial, trial.send(made)
+                self._trial = trial, trial.send(timed)
             except StopIteration as end:
                 self._trial, self._tested, self._settled = None, None, True
-                self._say(end.value)
-        return made.results
+                self._report_choice(end.value)
+        return timed.results
 
-    def _timed(self, device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
-        """A call whose results are the user's."""
+    def _time_user_call(self, device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
+        """Time a call whose results the user gets; end the trial if it fails."""
         try:
-            return _made(device, call, inputs)
+            return _time_call(device, call, inputs)
         except BaseException:
             self._trial, self._tested, self._settled = None, None, True
-            self._say("not captured: the call that was to be timed failed")
+            self._report_choice("not captured: the call that was to be timed failed")
             raise
 
     @contextlib.contextmanager
     def _concluding(self) -> Iterator[None]:
-        """What fails inside costs the capture and no call: its results are there."""
+        """End the trial with a report if the block fails: the results of the call exist already."""
         try:
             yield
         except BaseException as error:
             self._graph, self._trial, self._tested, self._settled = None, None, None, True
             if not isinstance(error, Exception):
-                self._say("not captured: it was interrupted")
+                self._report_choice("not captured: it was interrupted")
                 raise
-            self._say(f"not captured: {_words(error)}")
+            self._report_choice(f"not captured: {_error_text(error)}")
 
     def _begin(self, device: cuda.Device) -> Trial:
-        """A trial, which keeps the graph if it gains; between calls it holds none of their tensors.
+        """Yield the calls of a trial; use the capture if it gains, and return the outcome.
 
-        Each call that it asks for is made once.
+        Each yielded call is made once. Between calls the trial holds none of their tensors.
         """
-        made = yield self._call
-        plain = made.time
-        if reason := self._why_not(made):
+        timed = yield self._call
+        plain = timed.time
+        if reason := self._why_not(timed):
             return f"not captured: {reason}"
         for _ in range(ROUNDS):
             if plain.host < HOST_BOUND * plain.total:
@@ -257,20 +265,20 @@ class Calls:
                     f"not captured: {_ms(plain.host)} to launch what takes {_ms(plain.total)}, "
                     "so the host does not hold up the device"
                 )
-            del made
-            made = yield self._call
-            plain = _least(plain, made.time)
-        tested = self._tested = self._captured(device, made.inputs)
-        del made
+            del timed
+            timed = yield self._call
+            plain = _fastest(plain, timed.time)
+        tested = self._tested = self._capture_call(device, timed.inputs)
+        del timed
 
-        def replay(given: list[Any]) -> Any:
-            return tested.replay(self._moving(given))
+        def replay(inputs: list[Any]) -> Any:
+            return tested.replay(self._moving(inputs))
 
-        yield replay  # the first uploads it
+        yield replay  # the first replay uploads the graph
         replayed = cuda.Time(float("inf"), float("inf"))
         for _ in range(ROUNDS):
-            replayed = _least(replayed, (yield replay).time)
-            plain = _least(plain, (yield self._call).time)
+            replayed = _fastest(replayed, (yield replay).time)
+            plain = _fastest(plain, (yield self._call).time)
         times = f"{_ms(replayed.total)} in a CUDA graph, {_ms(plain.total)} kernel by kernel"
         if replayed.total > GAIN * plain.total:
             return f"not captured: a call takes {times}"
@@ -278,55 +286,56 @@ class Calls:
         self._graph = tested
         return f"captured: a call takes {times}"
 
-    def _captured(self, device: cuda.Device, inputs: Sequence[Any]) -> Captured:
+    def _capture_call(self, device: cuda.Device, inputs: Sequence[Any]) -> Captured:
+        """Capture the call on these inputs, with the addresses that it depends on and writes."""
         replay = device.capture(self._call, inputs, self._numbers)
         written = addresses(self._written(inputs)) if self._written else []
-        return Captured(replay, _circumstances(self._static(inputs)), written)
+        return Captured(replay, _capture_state(self._static(inputs)), written)
 
-    def _why_not(self, made: Made) -> str:
-        """As one call tells."""
-        if reason := why_not_results(made.results, made.inputs):
+    def _why_not(self, timed: Made) -> str:
+        """Return why the results or sizes of a call rule out a capture, "" if they do not."""
+        if reason := why_not_results(timed.results, timed.inputs):
             return reason
-        values = [*made.results, *self._moving(made.inputs)]
+        values = [*timed.results, *self._moving(timed.inputs)]
         size = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
         if size > COPIED:
             return f"inputs and results of {size >> 20} MiB would be kept once more"
         return ""
 
-    def _say(self, reason: str) -> None:
+    def _report_choice(self, reason: str) -> None:
         if self._report is not None:
             self._report.add("choice", NAME, reason)
 
 
-def _made(device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
+def _time_call(device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
     return Made(*device.timed(lambda: call([*inputs])), inputs)
 
 
-def _least(a: cuda.Time, b: cuda.Time) -> cuda.Time:
+def _fastest(a: cuda.Time, b: cuda.Time) -> cuda.Time:
     return cuda.Time(min(a.host, b.host), min(a.total, b.total))
 
 
-def _circumstances(weights: Sequence[torch.Tensor]) -> list[Any]:
-    """What a replay does not see: where weights are, and what cuDNN is told."""
+def _capture_state(weights: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the state that a replay cannot adapt to: cuDNN settings and weight addresses."""
     return [*compat.cudnn_settings(), *map(torch.Tensor.data_ptr, weights)]
 
 
 def addresses(values: Sequence[torch.Tensor]) -> list[int]:
-    """Where memory of these tensors begins and ends, in turns, in order."""
-    found: list[int] = []
+    """Return the merged address ranges of these tensors as a sorted list of begins and ends."""
+    bounds: list[int] = []
     for begin, end in sorted(map(_span, values)):
-        if found and begin <= found[-1]:
-            found[-1] = max(found[-1], end)
+        if bounds and begin <= bounds[-1]:
+            bounds[-1] = max(bounds[-1], end)
         else:
-            found += begin, end
-    return found
+            bounds += begin, end
+    return bounds
 
 
-def lies_in(value: torch.Tensor, found: list[int]) -> bool:
-    """Whether a tensor may have memory between any of these `addresses`."""
+def lies_in(value: torch.Tensor, bounds: list[int]) -> bool:
+    """Return True if a tensor may have memory in one of these `addresses`."""
     begin, end = _span(value)
-    before = bisect_right(found, begin)
-    return before % 2 == 1 or (before < len(found) and found[before] < end)
+    before = bisect_right(bounds, begin)
+    return before % 2 == 1 or (before < len(bounds) and bounds[before] < end)
 
 
 def _span(value: torch.Tensor) -> tuple[int, int]:
@@ -335,15 +344,15 @@ def _span(value: torch.Tensor) -> tuple[int, int]:
     return begin, begin + (last + 1) * value.itemsize
 
 
-def _taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A function that gives the values with these numbers."""
+def _picker(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function that picks the values with these indices."""
     if len(numbers) < 2:
         return lambda values: tuple(values[i] for i in numbers)
     return itemgetter(*numbers)
 
 
-def _words(error: BaseException) -> str:
-    """What went wrong; that the capture could not be ended after it says less."""
+def _error_text(error: BaseException) -> str:
+    """Return the text of an error; the failed end of a capture is replaced by its first cause."""
     first = error.__context__ or error
     return f"{type(first).__name__}: {str(first).strip()[:300]}"
 

@@ -1,4 +1,4 @@
-"""Why a graph, or what a call of it gave, must not be captured; "" where it may be."""
+"""Reasons why a graph, or the results of a call, must not be captured; "" if they may be."""
 
 import operator
 from collections.abc import Iterable, Sequence
@@ -10,24 +10,30 @@ from ipex_inductor import compat
 
 Node = torch.fx.Node
 
-# Ops of which we know that they do nothing but compute, on the device where their inputs are.
+# Namespaces of ops that only compute, on the device of their inputs.
 KNOWN = ("aten", "prims", "prim", "inductor_prims", "ipex")
-KINDS = {"cuda"}  # of devices
+KINDS = {"cuda"}  # supported device types
 PLAIN = (operator.getitem,)
-CHANCES = ("dropout_p", "p")  # an op that may draw random numbers draws none where this is 0
+CHANCES = ("dropout_p", "p")  # probabilities; at 0 the op draws no random numbers
 
 
 def inputs_read(
     gm: torch.fx.GraphModule, static: Iterable[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The numbers of the inputs that a graph reads: those that are `static`, and the others."""
+    """Return the indices of inputs that a graph reads: the `static` ones, and all others."""
     placeholders, stay = gm.graph.find_nodes(op="placeholder"), set(static)
     read = [i for i, node in enumerate(placeholders) if node.users]
     return tuple(i for i in read if i in stay), tuple(i for i in read if i not in stay)
 
 
 def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], moving: Iterable[int]) -> str:
-    """As the graph that goes to Inductor tells it; `moving`: the inputs that are no weights."""
+    """Return why a graph must not be captured, judged before Inductor compiles it; "" if it may.
+
+    Args:
+        gm: the graph.
+        example_inputs: its inputs.
+        moving: indices of the inputs that are no weights.
+    """
     if not example_inputs:
         return "it has no inputs"
     if not all(isinstance(value, torch.Tensor) for value in example_inputs):
@@ -41,7 +47,7 @@ def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], moving: Ite
     if overlapping := [i for i in moving if overlaps(example_inputs[i])]:
         return f"input {overlapping[0]} overlaps itself"
     if node := compat.uncapturable(gm):
-        return f"torch captures no {_name(node)}"
+        return f"torch cannot capture {_name(node)}"
     placeholders = gm.graph.find_nodes(op="placeholder")
     return _why_no_ops(gm, {placeholders[i] for i in moving})
 
@@ -56,13 +62,13 @@ def _why_no_ops(gm: torch.fx.GraphModule, moving: set[Node]) -> str:
             return f"nothing is known of {_name(node)}"
         if _is_random(node):
             return f"{_name(node)} draws random numbers"
-        if "as_strided" in _name(node) and _viewed(node.args[0]) in moving:
+        if "as_strided" in _name(node) and _base_of(node.args[0]) in moving:
             return f"{_name(node)} reads what may lie beside an input"
     return ""
 
 
 def why_not_code(code: Any) -> str:
-    """As Inductor tells of the code that it made."""
+    """Return why the code that Inductor generated must not be captured, "" if it may."""
     reason = getattr(code, "disabled_cudagraphs_reason", None)
     if reason:
         return str(reason).split("\n")[0]
@@ -73,7 +79,10 @@ def why_not_code(code: Any) -> str:
 
 
 def why_not_results(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> str:
-    """As one call tells: each result must be memory of its own, which can be copied."""
+    """Return why a call must not be captured, judged by its results; "" if it may.
+
+    Each result must have memory of its own, which can be copied.
+    """
     tensors = [value for value in results if isinstance(value, torch.Tensor)]
     if any(value.layout != torch.strided or type(value) is not torch.Tensor for value in tensors):
         return "a result is no plain tensor"
@@ -90,7 +99,7 @@ def why_not_results(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> s
 
 
 def overlaps(value: torch.Tensor) -> bool:
-    """Whether two of its elements may lie at one address, by sizes and strides."""
+    """Return True if two elements may share an address, by sizes and strides."""
     needed = 1
     for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
         if size > 1:
@@ -114,16 +123,16 @@ def _is_known(target: Any) -> bool:
 def _is_random(node: Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
-    given: dict[str, Any] = dict(node.kwargs)
+    arguments: dict[str, Any] = dict(node.kwargs)
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given |= dict(zip(names, node.args, strict=False))
+    arguments |= dict(zip(names, node.args, strict=False))
     defaults = {a.name: a.default_value for a in node.target._schema.arguments}  # type: ignore[union-attr]
-    chances = [given.get(name, defaults[name]) for name in CHANCES if name in defaults]
+    chances = [arguments.get(name, defaults[name]) for name in CHANCES if name in defaults]
     return chances != [0.0]
 
 
-def _viewed(value: Any) -> Any:
-    """What a view is of, through all views before it."""
+def _base_of(value: Any) -> Any:
+    """Return the base of a view, through all views before it."""
     while value.op == "call_function" and isinstance(value.target, torch._ops.OpOverload):
         arguments = value.target._schema.arguments
         if not arguments or arguments[0].alias_info is None:

@@ -1,7 +1,7 @@
-"""The arguments of a call as JSON, and back: tensors by what they are, all else by its value.
+"""Encode the arguments of a call as JSON and decode them: tensors by metadata, the rest by value.
 
-A tensor is `{"tensor": {...}}`, one that was given before `{"same": its number}`; lists, tuples,
-dicts, dtypes, devices and numbers that JSON lacks are objects of one such key too.
+A tensor is `{"tensor": {...}}`; a tensor that occurred before is `{"same": its index}`. Lists,
+tuples, dicts, dtypes, devices and numbers that JSON lacks are objects with one such key too.
 """
 
 import math
@@ -13,8 +13,8 @@ import torch
 from ipex_inductor import compat
 
 Tensor = torch.Tensor
-Where = tuple[int | str, ...]  # the number or name of an argument, then keys into what it holds
-Span = tuple[int, int] | None  # the least and the largest size; None: any
+Where = tuple[int | str, ...]  # index or name of an argument, then keys into its containers
+Span = tuple[int, int] | None  # smallest and largest size; None: any size
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -24,12 +24,12 @@ DTYPES = {
 
 
 class UntoldError(Exception):
-    """What cannot be told: where it is and what it is."""
+    """Raised for a value that JSON cannot represent; the message has its place and its type."""
 
 
 def tensor_facts(value: Tensor) -> dict[str, Any]:
-    """Sizes, with ranges where they vary, strides, dtype and whether it asks for gradients."""
-    # Before a size is asked for as a number, which would make it one for good.
+    """Return shape, strides, dtype, `requires_grad` and the ranges of dynamic sizes of a tensor."""
+    # Ranges are read first: reading a symbolic size as a number specializes it for good.
     spans = ranges(value)
     return {
         "shape": list(compat.hints(value)),
@@ -41,19 +41,26 @@ def tensor_facts(value: Tensor) -> dict[str, Any]:
 
 
 def ranges(value: Tensor) -> dict[int, tuple[int, int | None]]:
-    """The ranges of the sizes that are symbols, by dimension."""
+    """Return the ranges of the symbolic sizes, by dimension."""
     return {dim: span for dim, size in enumerate(value.shape) if (span := compat.range_of(size))}
 
 
 class Teller:
-    """Tells values one after another; `facts` has those of the tensors, to be completed."""
+    """Encode values one after another.
+
+    `tensors` and `facts` list the tensors met and their metadata, which callers may complete.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.facts: list[dict[str, Any]] = []
 
     def told(self, value: Any, where: str) -> Any:
-        """`value` as data for JSON. Raises `UntoldError` with `where` for what has no words."""
+        """Return `value` as data for JSON.
+
+        Raises:
+            UntoldError: with `where`, if the type of `value` has no JSON form.
+        """
         if isinstance(value, Tensor):
             return self._tensor(value, where)
         kind = type(value)
@@ -70,8 +77,8 @@ class Teller:
         raise UntoldError(f"{where} is a {kind.__name__}")
 
     def _tensor(self, value: Tensor, where: str) -> dict[str, Any]:
-        for number, known in enumerate(self.tensors):
-            if known is value:
+        for number, tensor in enumerate(self.tensors):
+            if tensor is value:
                 return {"same": number}
         if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
             raise UntoldError(f"{where} is a {value.layout} {type(value).__name__}")
@@ -81,17 +88,24 @@ class Teller:
 
 
 class Reader:
-    """Reads what a `Teller` told, in its order; `ranges` has those of sizes that vary, by path."""
+    """Decode what a `Teller` encoded, in its order.
+
+    `ranges` has the ranges of dynamic sizes, by the path of the tensor.
+    """
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.ranges: dict[Where, dict[int, Span]] = {}
 
-    def read(self, told: Any, path: Where) -> Any:
-        """The value; tensors without their numbers, on the CPU. Raises `ValueError` for no such."""
-        if told is None or isinstance(told, (bool, int, float, str)):
-            return told
-        match told:
+    def read(self, encoded: Any, path: Where) -> Any:
+        """Return the decoded value; tensors are uninitialized and on the CPU.
+
+        Raises:
+            ValueError: if `encoded` is no encoded argument.
+        """
+        if encoded is None or isinstance(encoded, (bool, int, float, str)):
+            return encoded
+        match encoded:
             case {"tensor": Mapping() as facts}:
                 return self.tensor(facts, path)
             case {"same": int(number)} if 0 <= number < len(self.tensors):
@@ -108,13 +122,17 @@ class Reader:
                 return tuple(self._parts(parts, path))
             case {"dict": list(pairs)}:
                 return {key: self.read(part, (*path, key)) for key, part in pairs}
-        raise ValueError(f"no argument: {str(told)[:100]}")
+        raise ValueError(f"no argument: {str(encoded)[:100]}")
 
     def _parts(self, parts: list[Any], path: Where) -> list[Any]:
         return [self.read(part, (*path, n)) for n, part in enumerate(parts)]
 
     def tensor(self, facts: Mapping[str, Any], path: Where) -> Tensor:
-        """A tensor by its facts."""
+        """Return an uninitialized CPU tensor with these facts, and record the ranges of its sizes.
+
+        Raises:
+            ValueError: if a range or the dtype is invalid.
+        """
         spans = {
             int(dim): (least, most) if most else None
             for dim, (least, most) in facts["ranges"].items()
@@ -125,8 +143,8 @@ class Reader:
                 raise ValueError(f"no range of dimension {dim}: {least!r} to {most!r}")
         if facts["dtype"] not in DTYPES:
             raise ValueError(f"no dtype: {facts['dtype']}")
-        made = torch.empty_strided(facts["shape"], facts["strides"], dtype=DTYPES[facts["dtype"]])
-        self.tensors.append(made.requires_grad_(facts["requires_grad"]))
+        value = torch.empty_strided(facts["shape"], facts["strides"], dtype=DTYPES[facts["dtype"]])
+        self.tensors.append(value.requires_grad_(facts["requires_grad"]))
         if spans:
             self.ranges[path] = spans
-        return made
+        return value

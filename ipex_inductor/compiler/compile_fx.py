@@ -1,4 +1,4 @@
-"""Inductor's `compile_fx` as a request of ours goes through it: with our passes, by choices."""
+"""Run Inductor's `compile_fx` on a request, with the passes and kernel choices of this backend."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from ipex_inductor.passes.correctness.output_strides import OutputStrides
     from ipex_inductor.passes.joint import JointPass
 
-# Without it Inductor offers no template. It moves more than that (layouts, sums of products), so it
-# is set only where a template was selected, and what the user says of it counts.
+# Inductor lists its templates only with this option. The option also changes layouts and sums of
+# GEMMs, so it is set only if a template was selected; the user's own setting has priority.
 LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
 
 
 def reattended(request: Request, graph_report: decisions.GraphReport | None = None) -> Request:
-    """The same with attention as torch's kernels like it: what is compiled, and its keys."""
+    """Return the request with attention rewritten for SDPA kernels; cache keys come from it."""
     from ipex_inductor.passes.engine.source import attentions
 
     if not any(attentions(request.gm.graph)):
@@ -52,9 +52,15 @@ def compiled(
     compile_inner: Callable[..., Any] | None = None,
     join: Callable[..., Any] | None = None,
 ) -> Any:
-    """What `compile_fx` makes of it; where a package is made, `join` has the prologue's programs.
+    """Compile a request with `compile_fx` and return the callable.
 
-    `compile_inner`: in the place of Inductor's inner compiler.
+    Args:
+        request: graph, example inputs and options.
+        selected: selected kernels, by encoded problem.
+        graph_report: receives the decisions of this compilation.
+        folder: folder of Inductor's files of this graph; None: Inductor's own folder.
+        compile_inner: replaces Inductor's inner compiler.
+        join: only when packaging: joins Inductor's code with the programs of the weight prologue.
     """
     from torch._functorch import config as functorch_config
 
@@ -62,7 +68,7 @@ def compiled(
         from torch._inductor.compile_fx import compile_fx
 
     _register(request)
-    request = _mended(request, graph_report)
+    request = _replace_fused_sgd(request, graph_report)
     from ipex_inductor.passes.correctness.output_strides import OutputStrides
     from ipex_inductor.passes.weights.output_code import PrologueCode
 
@@ -89,7 +95,7 @@ def compiled(
         compile_inner or compat.compile_inner,
         join or PrologueCode,
     )
-    # Code of ours is saved whole by AOTAutogradCache; see passes/weights/output_code.py.
+    # AOTAutogradCache saves this backend's code whole; see passes/weights/output_code.py.
     with functorch_config.patch(bundled_autograd_cache=prologue or captures):
         return compile_fx(
             request.gm,
@@ -100,13 +106,14 @@ def compiled(
         )
 
 
-def _mended(request: Request, graph_report: decisions.GraphReport) -> Request:
-    """Return the request with torch's fused SGD in ops that store what they compute.
+def _replace_fused_sgd(request: Request, graph_report: decisions.GraphReport) -> Request:
+    """Return the request with torch's fused SGD replaced by ops that store what they compute.
 
-    Of steps that are not read as updates, as beside a GradScaler or other work.
+    Concerns optimizer steps that are not recognized as updates, e.g. with a GradScaler or mixed
+    with other work.
     """
 
-    def wrong(node: torch.fx.Node) -> bool:
+    def is_affected(node: torch.fx.Node) -> bool:
         if node.target is not torch._fused_sgd_:
             return False
         params: Any = node.args[0]
@@ -114,9 +121,9 @@ def _mended(request: Request, graph_report: decisions.GraphReport) -> Request:
 
     def change(graph: torch.fx.Graph) -> None:
         for node in graph.nodes:
-            node.target = compat.mended_sgd if wrong(node) else node.target
+            node.target = compat.mended_sgd if is_affected(node) else node.target
 
-    if not any(map(wrong, request.gm.graph.nodes)):
+    if not any(map(is_affected, request.gm.graph.nodes)):
         return request
     graph_report.add("fired", "fused SGD", "torch's kernel stores no whole vectors of 16 bits")
     return replace(request, gm=inner.copied(request.gm, change))
@@ -135,20 +142,21 @@ def _patches(
     folder: graph_cache.Folder | None,
     packaged: bool,
 ) -> dict[str, Any]:
-    """Inductor's options for this graph, but for our pass."""
+    """Return Inductor's options for this graph, without the joint-graph passes."""
     patches = dict(request.options)
     if folder:
         patches = graph_cache.NO_HEADERS | patches
     if _has_template(selected):
         patches = LISTS_TEMPLATES | patches
     if packaged:
-        patches["freezing"] = False  # the weights of a package are its inputs, whatever is set
+        patches["freezing"] = False  # the weights of a package are its inputs in any case
     level = folder.level if folder else None
     if level or not any(place.type == "cpu" for place in request.places):
         patches |= compat.any_host(request.gm)
     if level:
-        named = request.option("cpp.threads") > 0  # by the user, for all that he runs it on
-        patches |= {"cpp.march": level.march} if named else level.options
+        # The user's number of threads holds for all machines that run the graph.
+        fixed_threads = request.option("cpp.threads") > 0
+        patches |= {"cpp.march": level.march} if fixed_threads else level.options
     return patches
 
 
@@ -157,7 +165,7 @@ def _setting(patches: Mapping[str, Any], name: str) -> Any:
 
 
 def _has_prologue(request: Request, graph_report: decisions.GraphReport) -> bool:
-    """Whether work on weights alone is split off; the report has why it is not."""
+    """Return True if weight preprocessing is split off; report it if FSDP rules it out."""
     if request.sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
     return request.config.weight_prologue and not (request.training or request.sharded)
@@ -173,15 +181,26 @@ def _joint_pass(
     prologue: bool,
     strides: "OutputStrides",
 ) -> "JointPass":
-    """Our passes over the joint graph, after the user's."""
+    """Return the passes over the joint graph; they run after the user's own pass.
+
+    Args:
+        request: graph and options.
+        selected: selected kernels, by encoded problem.
+        graph_report: receives applied and rejected rewrites.
+        folder: folder of Inductor's files, with the x86-64 level that the graph is compiled for.
+        patches: Inductor's options of this graph.
+        packaged: True if an AOTInductor package is made.
+        prologue: True if weight preprocessing is split off.
+        strides: the pass that restores output strides.
+    """
     from ipex_inductor.lowerings.select.library import Chooser
     from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.weights import upcast
     from ipex_inductor.passes.weights.sycl import DTYPES
 
     config = request.config
-    others = DTYPES if config.sycl == "cpu" else upcast.dtypes(config.rules_off)
-    # A package's C++ is wrapped later, and has no words for a library's fused convolutions either.
+    low_precision = DTYPES if config.sycl == "cpu" else upcast.dtypes(config.rules_off)
+    # A package gets its C++ wrapper later, which cannot call a library's fused convolutions either.
     wrapped = packaged or _setting(patches, "cpp_wrapper")
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
     return JointPass(
@@ -191,15 +210,15 @@ def _joint_pass(
         graph_report,
         compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
-        others if prologue else frozenset(),
+        low_precision if prologue else frozenset(),
         strides,
     )
 
 
 def _decompositions(request: Request, patches: Mapping[str, Any]) -> Any:
-    """Return Inductor's table under this call's options without the ops that are kept whole.
+    """Return Inductor's decompositions for this call without the ops that are kept whole.
 
-    None for Inductor's own: what no pass decomposes again must not be kept whole.
+    None: Inductor's own table, as ops that no pass decomposes later must not be kept whole.
     """
     from ipex_inductor.passes.engine.whole_ops import reduced_table
     from ipex_inductor.passes.joint import WHOLE

@@ -1,7 +1,7 @@
-"""Where Inductor and Triton keep the files of a graph that backend `ipex` compiles, and the cache.
+"""Folder and cache of the files that Inductor and Triton write for a graph of backend `ipex`.
 
-Both get a folder of this process with what a verified entry holds (`aot_cache.graphs`); nothing of
-it concerns a model that another backend compiles.
+Both get a folder of this process that holds the contents of a verified entry (`aot_cache.graphs`).
+Models that another backend compiles are not affected.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ _looked_for: ContextVar[list[graphs.GraphFiles] | None] = ContextVar("looked_for
 
 @contextlib.contextmanager
 def looked_for() -> Iterator[list[graphs.GraphFiles]]:
-    """The files of each graph that is compiled inside, in this thread."""
-    found: list[graphs.GraphFiles] = []
-    token = _looked_for.set(found)
+    """Collect the files of each graph that this thread compiles inside the block."""
+    files: list[graphs.GraphFiles] = []
+    token = _looked_for.set(files)
     try:
-        yield found
+        yield files
     finally:
         _looked_for.reset(token)
 
@@ -48,9 +48,12 @@ def looked_for() -> Iterator[list[graphs.GraphFiles]]:
 class Folder:
     """The folder of one graph, forward and backward.
 
-    `before_waiting`: done before another process is waited for that compiles the same. `level`: of
-    CPUs, if it is compiled for all of one, and for this CPU alone if not. `others`: keys that it
-    could have been found by as well.
+    Args:
+        key: key of the cache entry; None: not cached.
+        before_waiting: called before waiting for another process that compiles the graph.
+        text: text of the graph.
+        level: x86-64 level that it is compiled for; None: this CPU alone.
+        others: further keys that the graph could have been found by.
     """
 
     def __init__(
@@ -69,27 +72,30 @@ class Folder:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Torch works in it; what it has built is kept at the end, if nothing was raised."""
+        """Have torch work in the folder, and store its files at the end.
+
+        Nothing is stored if an exception was raised.
+        """
         if self._open:
             yield
             return
         self._open = True
         try:
             with self.files.alone(None if is_rank() else self._before_waiting):
-                with self._torchs(), self._for_level():
+                with self._cache_folder(), self._for_level():
                     yield
                 self.files.keep()
                 self._checks.keep()
-            timed_kernels.follow(self.files.folder, self._torchs, self.files.keep)
+            timed_kernels.follow(self.files.folder, self._cache_folder, self.files.keep)
         finally:
             self._open = False
 
-    def _torchs(self) -> contextlib.AbstractContextManager[None]:
+    def _cache_folder(self) -> contextlib.AbstractContextManager[None]:
         return compat.cache_folder(self.files.folder, self._checks.answers)
 
     @contextlib.contextmanager
     def _for_level(self) -> Iterator[None]:
-        """Found or not, it is what that level's graph is, and lies where that is looked for."""
+        """Compile for the level of the folder, under the cache paths of that level."""
         if self.level is None:
             yield
             return
@@ -99,7 +105,7 @@ class Folder:
 
     @contextlib.contextmanager
     def entered_late(self) -> Iterator[None]:
-        """As `entered`, for a backward: AOT autograd saves it after it was compiled."""
+        """Enter the folder for a backward graph, which AOT autograd saves after compiling."""
         until_saved = contextlib.ExitStack()
         until_saved.enter_context(self.entered())
         if not compat.at_end_of_compile(until_saved.close):
@@ -117,10 +123,14 @@ def compiling(
     text: Callable[[], str] = str,
     served: Callable[[], Sequence[Level]] = tuple,
 ) -> Iterator[Folder | None]:
-    """A folder of its own for the graph that is compiled inside; None where torch keeps its own.
+    """Yield a folder for the graph that is compiled inside; None if torch keeps its own folder.
 
-    `text` is the graph's. It may be one of those levels', if it is there and none for the very kind
-    of CPU here.
+    Args:
+        make_key: returns the cache key for an x86-64 level; None: for this very kind of CPU.
+        report: receives the outcome of the cache lookup.
+        before_waiting: called before waiting for another process that compiles the graph.
+        text: returns the text of the graph.
+        served: returns levels whose entry serves if there is none for this very kind of CPU.
     """
     folder = None
     if not (reason := why_not_ours()):
@@ -128,16 +138,16 @@ def compiling(
             if compat.caches_forbidden():
                 folder = Folder(None, before_waiting)
             else:
-                key, level, others = _which(make_key, served())
-                folder = Folder(key, before_waiting, text(), level, others)
+                key, level, other_keys = _which(make_key, served())
+                folder = Folder(key, before_waiting, text(), level, other_keys)
         except (OSError, TypeError) as error:
-            reason = f"no folder for Inductor's files: {error}"
+            reason = f"cannot create a folder for Inductor's files: {error}"
     if folder is None:
-        _tell(reason)
+        _log_once(reason)
         yield None
         return
-    if (heard := _looked_for.get()) is not None:
-        heard.append(folder.files)
+    if (collected := _looked_for.get()) is not None:
+        collected.append(folder.files)
     with folder.entered():
         yield folder
     wide = f"; for all CPUs of {folder.level.arch}" if folder.level else ""
@@ -147,21 +157,21 @@ def compiling(
 def _which(
     make_key: Callable[[Level | None], Key], served: Sequence[Level]
 ) -> tuple[Key, Level | None, tuple[Key, ...]]:
-    """The key of a graph, the level that it is of if it is, and the keys that nothing is under."""
+    """Return the key of a graph, its x86-64 level (None: this CPU), and keys that have no entry."""
     if ahead := x86_levels.compiled_ahead():
         return make_key(ahead), ahead, ()
-    own, store = make_key(None), default_store.store()
-    if store is None or not served or store.holds(own):
-        return own, None, ()
-    known = {level: make_key(level) for level in served}
-    for level, key in known.items():
+    cpu_key, store = make_key(None), default_store.store()
+    if store is None or not served or store.holds(cpu_key):
+        return cpu_key, None, ()
+    level_keys = {level: make_key(level) for level in served}
+    for level, key in level_keys.items():
         if store.holds(key):
             return key, level, ()
-    return own, None, tuple(known.values())
+    return cpu_key, None, tuple(level_keys.values())
 
 
 def spare() -> contextlib.AbstractContextManager[None]:
-    """A folder for what is lowered and no more."""
+    """Enter a temporary folder for a graph that is only lowered."""
     return _spare() if not why_not_ours() else contextlib.nullcontext()
 
 
@@ -173,10 +183,21 @@ def key_of(
     kind: str = graphs.KIND,
     level: Level | None = None,
 ) -> Key:
-    """What a graph's entry is found by: ours of `backend`, the graph, and what it is compiled with.
+    """Return the key of a graph's cache entry.
 
-    Of a graph without the CPU among its `devices` nothing of the host is in it, and of one for a
-    `level` no compiler. Raises `TypeError` for what has no exact digest.
+    The key holds nothing of the host for a graph without the CPU among its `devices`, and no
+    compiler for a graph of a `level`.
+
+    Args:
+        identity: the parts of the key that backend `ipex` depends on.
+        problem: facts of the graph.
+        options: Inductor's options.
+        devices: the devices that the graph computes on.
+        kind: kind of the entry.
+        level: x86-64 level that it is compiled for; None: this CPU.
+
+    Raises:
+        TypeError: if a value has no exact digest.
     """
     on_gpu = any(device.type != "cpu" for device in devices)
     on_cpu = any(device.type == "cpu" for device in devices)
@@ -187,7 +208,7 @@ def key_of(
         tables=(),
         options=pairs({**identity, **{name: said(value) for name, value in options.items()}}),
         problem=pairs(problem),
-        architecture=level.arch if level else " and ".join(sorted(map(_named, devices))),
+        architecture=level.arch if level else " and ".join(sorted(map(_architecture_of, devices))),
         toolkit=(("c++", "any"), *_toolkit(False)) if level else _toolkit(on_cpu),
         triton=version_of("triton") if on_gpu else "",
         torch=compat.VERSION,
@@ -201,14 +222,14 @@ def key_of(
     )
 
 
-def _named(device: torch.device) -> str:
-    """Torch's own keys hold the name of a GPU too."""
-    here = current(device)
-    return here.arch if device.type == "cpu" else str(here)
+def _architecture_of(device: torch.device) -> str:
+    """Return the architecture of a device; of a GPU with its name, as torch's own keys have it."""
+    target = current(device)
+    return target.arch if device.type == "cpu" else str(target)
 
 
 def said(value: object) -> str:
-    """A value of an option as text, the same in every process."""
+    """Return the value of an option as text that is equal in every process."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
 
@@ -217,7 +238,7 @@ def _spare() -> Iterator[None]:
     try:
         folder = Folder(None)
     except OSError as error:
-        _tell(f"no folder for Inductor's files: {error}")
+        _log_once(f"cannot create a folder for Inductor's files: {error}")
         yield
         return
     try:
@@ -228,15 +249,17 @@ def _spare() -> Iterator[None]:
 
 
 def why_not_ours() -> str:
-    """Why torch's own folder is left to it, "" if it is not."""
-    named = compat.named_folder()
-    if named is None or workroom.is_one(named):  # a child of ours inherits our own
+    """Return why torch keeps its own folder, "" if this backend's folder is used."""
+    configured = compat.named_folder()
+    if configured is None or workroom.is_one(configured):  # a child process inherits our folder
         return ""
-    return f"Inductor's files are kept unverified in {named}, as TORCHINDUCTOR_CACHE_DIR says"
+    return (
+        f"Inductor's files are stored unverified in {configured}, as TORCHINDUCTOR_CACHE_DIR says"
+    )
 
 
 def why_not_kept() -> str:
-    """Return why another process has to compile what is compiled now as well, "" if it has not."""
+    """Return why another process must compile the graph again, "" if it finds it in the cache."""
     if reason := compat.why_no_graph_cache():
         return reason
     if why_not_ours():
@@ -245,10 +268,11 @@ def why_not_kept() -> str:
 
 
 def is_rank() -> bool:
-    """Whether this is one of several processes that may wait for each other while they compile.
+    """Return True if this process is one of several that may wait for each other while compiling.
 
-    With a process group torch's own compilers may talk to each other; before there is one, ranks
-    have other ways (a store, MPI) that nobody sees. A compile too many costs less than a job.
+    With a process group, torch's own compilers may communicate; before there is one, ranks have
+    other ways (a store, MPI) that cannot be detected. A redundant compilation costs less than a
+    hung job.
     """
     distributed = torch.distributed
     together = distributed.is_available() and distributed.is_initialized()
@@ -256,7 +280,7 @@ def is_rank() -> bool:
 
 
 @functools.cache
-def _tell(reason: str) -> None:
+def _log_once(reason: str) -> None:
     decisions.log.info("%s", reason)
 
 
@@ -283,9 +307,10 @@ def _vector_checks_of(variables: Pairs, arch: str) -> graphs.VectorChecks:
 
 
 def onednn() -> str:
-    """The version of the oneDNN whose primitives code of this process may call, "" without one.
+    """Return the version of oneDNN whose primitives generated code may call, "" without one.
 
-    Without one where the wheel is not, or all libraries here see another, as of LD_PRELOAD.
+    It is "" if the wheel is not installed, or if all libraries of the process see another oneDNN,
+    e.g. through LD_PRELOAD.
     """
     return "" if hasattr(ctypes.CDLL(None), "dnnl_version") else version_of(ONEDNN)
 
@@ -293,6 +318,6 @@ def onednn() -> str:
 def _toolkit(on_cpu: bool = True) -> Pairs:
     if not on_cpu:
         return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
-    told = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
-    version = onednn()  # whose primitives code may call
-    return pairs(told | ({"onednn": version} if version else {}))
+    tools = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
+    version = onednn()  # generated code may call its primitives
+    return pairs(tools | ({"onednn": version} if version else {}))

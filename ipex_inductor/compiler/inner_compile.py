@@ -1,6 +1,6 @@
-"""Inductor's inner compiler as a graph of ours gets it: behind the weight prologue, by choices.
+"""Inductor's inner compiler as this backend calls it: weight preprocessing, choices, CUDA graphs.
 
-AOT autograd calls it for each graph, forward and backward, with what it decided of it.
+AOT autograd calls it for each graph, forward and backward, with what it found out about the graph.
 """
 
 import functools
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ipex_inductor.passes.weights.prologue import Split
 
 AS_WRITTEN = "ops of ours run as torch's ops"
-LEARNING = (compat.lower_inner, compat.read_inner)  # in the place of what compiles
+# Replacements of the compiler that only lower or read a graph.
+LEARNING = (compat.lower_inner, compat.read_inner)
 log = decisions.log
 
 
@@ -43,16 +44,32 @@ def compiled(
     example_inputs: Sequence[Any],
     **kwargs: Any,
 ) -> Any:
-    """Inductor's inner compiler, in inference behind the weight prologue and maybe captured."""
+    """Compile a graph with Inductor, in inference with weight preprocessing and CUDA graphs.
+
+    Args:
+        prologue: True if weight preprocessing is split off.
+        captures: True if calls may be captured as CUDA graphs.
+        config: options of the compilation.
+        selected: selected kernels, by encoded problem.
+        may_time: True if kernels may be timed.
+        graph_report: receives the decisions of this compilation.
+        folder: folder of Inductor's files of this graph; None: Inductor's own folder.
+        compiler: Inductor's inner compiler, or its replacement.
+        join: joins Inductor's code with the programs of the weight prologue.
+        gm: the forward or backward graph.
+        example_inputs: its inputs.
+        kwargs: further arguments of the inner compiler, e.g. `is_inference` and
+            `static_input_idxs`.
+    """
     from ipex_inductor.passes.correctness import in_place
     from ipex_inductor.passes.training import foreach
 
     gc_pause.resume()
     parts = None
-    if kwargs.get("is_inference"):  # in training, our ops are on weights as they are
+    if kwargs.get("is_inference"):  # in training, ops read plain weights
         weights = kwargs.get("static_input_idxs", ()) if prologue else ()
-        elsewhere = folder is not None and folder.level is not None
-        parts = _split(gm, example_inputs, weights, config, compiler, elsewhere, graph_report)
+        on_other_cpus = folder is not None and folder.level is not None
+        parts = _split(gm, example_inputs, weights, config, compiler, on_other_cpus, graph_report)
     elif not {"*", foreach.NAME} & config.rules_off:
         foreach.gather(gm.graph, graph_report)
         gm.recompile()
@@ -63,32 +80,35 @@ def compiled(
     if compiler in LEARNING:
         return compiler(gm, example_inputs, **kwargs)
     compat.check_has_cpp(gm)
-    wrap = _captured(gm, example_inputs, kwargs, graph_report) if captures else None
+    wrap = _find_capture_wrapper(gm, example_inputs, kwargs, graph_report) if captures else None
     late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
     watches = config.autotune == "inductor"
 
-    def by(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
+    def compile_with(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
         from ipex_inductor.lowerings.pointwise.channel_tiles import tiled
         from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
 
-        now = Choosing(choices, leaves=may_time, watches=watches)
+        choosing_state = Choosing(choices, leaves=may_time, watches=watches)
         checked = compat.reinplacing_checked(functools.partial(in_place.unsafe, graph_report))
         tiles = tiled(config.rules_off, graph_report)
-        with choosing(now), tiles, checked, compat.stores_in_blocks():
-            return compiler(graph, example_inputs, **kwargs), now
+        with choosing(choosing_state), tiles, checked, compat.stores_in_blocks():
+            return compiler(graph, example_inputs, **kwargs), choosing_state
 
     backward = bool(kwargs.get("is_backward"))
     with late, progress.told(gm, example_inputs, config, backward):
-        told = backward, config.strict, graph_report
-        inner, now, why_not = _by_choices(by, gm, selected, *told)
-    _say_choices(now, selected, why_not, graph_report)
-    _keep_heard(now, config, graph_report)
+        report_args = backward, config.strict, graph_report
+        inner, choosing_state, why_not = _compile_by_choices(
+            compile_with, gm, selected, *report_args
+        )
+    _report_choices(choosing_state, selected, why_not, graph_report)
+    _record_timings(choosing_state, config, graph_report)
     graph_report.show("code", getattr(inner, "source_code", ""))
     code = wrap(inner, graph_report) if wrap else inner
     if parts is None:
         return code
     events = tuple(graph_report.events)
-    keeps = bool(kwargs.get("cudagraphs")) or code is not inner  # what a capture reads, stays
+    # Memory that a capture reads must stay.
+    keeps = bool(kwargs.get("cudagraphs")) or code is not inner
     return join(code, parts.programs, parts.reads, keeps, parts.repeats, events=events)
 
 
@@ -101,7 +121,20 @@ def _split(
     elsewhere: bool,
     graph_report: decisions.GraphReport,
 ) -> "Split | None":
-    """What is hoisted of the work on `weights`, for kernels of ours where they are to be had."""
+    """Return the weight preprocessing split off the graph, for this backend's kernels if available.
+
+    Args:
+        gm: the graph, rewritten in place.
+        example_inputs: its inputs.
+        weights: indices of the inputs that are weights.
+        config: options of the compilation.
+        compiler: Inductor's inner compiler, or its replacement.
+        elsewhere: True if the graph is compiled for all CPUs of an x86-64 level.
+        graph_report: receives the decisions of this compilation.
+
+    Raises:
+        PassError: if a pass fails.
+    """
     from ipex_inductor.lowerings.common import sycl
     from ipex_inductor.passes.attention.short_attention import shorten
     from ipex_inductor.passes.engine.packable import sparing
@@ -109,23 +142,31 @@ def _split(
     from ipex_inductor.passes.weights.prologue import split
 
     limit = config.weight_prologue_bytes
-    in_sycl = sycl.why_not if config.sycl == "cpu" else None
-    in_blocks = by_kept = None
+    why_no_sycl = sycl.why_not if config.sycl == "cpu" else None
+    why_no_blocks = why_no_primitives = None
     if config.blocked_products:
-        in_blocks, by_kept = _why_not_ours(compiler, elsewhere, graph_report)
+        why_no_blocks, why_no_primitives = _why_not_ours(compiler, elsewhere, graph_report)
     try:
         narrow = upcast.dtypes(config.rules_off)
         upcast.widen_attention(gm.graph, narrow, graph_report)
-        if in_blocks:
-            shorten(gm.graph, graph_report, in_blocks)
-        # What runs elsewhere may have another number of threads, of which torch's choice depends.
-        here = not (elsewhere or _is_packaged(compiler) or {"*", plain.NAME} & config.rules_off)
-        why_plain = plain.why_plain if here else None
-        told = limit, in_sycl, in_blocks, by_kept, narrow, config.drop_plain_weights, why_plain
+        if why_no_blocks:
+            shorten(gm.graph, graph_report, why_no_blocks)
+        # Another machine may have another number of threads, on which torch's choice depends.
+        is_local = not (elsewhere or _is_packaged(compiler) or {"*", plain.NAME} & config.rules_off)
+        why_plain = plain.why_plain if is_local else None
+        settings = (
+            limit,
+            why_no_sycl,
+            why_no_blocks,
+            why_no_primitives,
+            narrow,
+            config.drop_plain_weights,
+            why_plain,
+        )
         in_python = not torch._inductor.config.cpp_wrapper
         with nullcontext() if config.strict else sparing(graph_report):
-            parts = split(gm, example_inputs, weights, graph_report, *told, in_python)
-        # A package knows weights by their numbers, and leaves out itself what is not read.
+            parts = split(gm, example_inputs, weights, graph_report, *settings, in_python)
+        # A package refers to weights by index, and leaves out unread ones itself.
         return parts.without_unread() if parts and not _is_packaged(compiler) else parts
     except Exception as error:
         raise PassError(
@@ -135,18 +176,26 @@ def _split(
         ) from error
 
 
-def _by_choices(
-    by: "Callable[[Any, dict[bytes, Choice]], tuple[Any, Choosing]]",
+def _compile_by_choices(
+    compile_by: "Callable[[Any, dict[bytes, Choice]], tuple[Any, Choosing]]",
     gm: torch.fx.GraphModule,
     selected: "Mapping[bytes, Selection]",
     backward: bool,
     strict: bool,
     graph_report: decisions.GraphReport,
 ) -> "tuple[Any, Choosing, str]":
-    """The code of `gm` by what is selected, its lists, and why a selection was not taken.
+    """Return the code of `gm`, its choices, and why a selected kernel was not used.
 
-    Where a template of Inductor's does not compile, by what is no template of it; a backward, which
-    nothing behind falls back for, then with ops of ours as they are written.
+    If a template of Inductor's does not compile, the graph is compiled without such templates. A
+    backward graph has no further fallback, so it is compiled with plain torch ops at last.
+
+    Args:
+        compile_by: compiles a graph with given choices.
+        gm: the graph.
+        selected: selected kernels, by encoded problem.
+        backward: True for a backward graph.
+        strict: True if errors are raised instead of tried around.
+        graph_report: receives the decisions of this compilation.
     """
     choices = {problem: selection.choice for problem, selection in selected.items()}
     proven = {p: choice for p, choice in choices.items() if not is_listed(choice)}
@@ -161,8 +210,8 @@ def _by_choices(
         if instead == AS_WRITTEN:
             graph_report.add("missed", "kernels of ours", f"a template {why_not}: {instead}")
         try:
-            with _as_written() if instead == AS_WRITTEN else nullcontext():
-                return *by(graph, chosen), why_not
+            with _as_torch_ops() if instead == AS_WRITTEN else nullcontext():
+                return *compile_by(graph, chosen), why_not
         except Exception as error:
             if graph is graphs[-1] or strict or compat.is_control_flow(error):
                 raise
@@ -171,21 +220,21 @@ def _by_choices(
 
 
 @contextmanager
-def _as_written() -> Iterator[None]:
-    """Our ops are torch's; no cache keeps that, as its key says nothing of it."""
+def _as_torch_ops() -> Iterator[None]:
+    """Run this backend's ops as torch ops, without caches, whose keys do not contain this."""
     with compat.graph_caches_off(), lowerings.as_written():
         yield
 
 
-def _captured(
+def _find_capture_wrapper(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     kwargs: Mapping[str, Any],
     graph_report: decisions.GraphReport,
 ) -> Callable[[Any, decisions.GraphReport], Any] | None:
-    """What puts calls that may be captured around Inductor's code of `gm`, if there is no reason.
+    """Return what wraps Inductor's code of `gm` in a CUDA graph capture, or None with a report.
 
-    A compilation changes `gm`, so it is looked at before.
+    A compilation changes `gm`, so it is inspected before.
     """
     from ipex_inductor.capture.code import around
     from ipex_inductor.capture.policy import NAME
@@ -203,9 +252,10 @@ def _captured(
 def _why_not_ours(
     compiler: Callable[..., Any], elsewhere: bool, graph_report: decisions.GraphReport
 ) -> tuple[Callable[[], str | None], Callable[[], str | None]]:
-    """What says why our kernels for CPUs, and oneDNN's kept primitives, are not to be had.
+    """Return two functions: why CPU kernels, and why cached oneDNN primitives, are unavailable.
 
-    A package has the former in its own code, and a graph that runs `elsewhere` finds them there.
+    Each gives None if they are available. A package has the CPU kernels in its own code, and a
+    graph for other CPUs (`elsewhere`) finds them on the machine that runs it.
     """
     from ipex_inductor.lowerings.conv import cached_primitives
     from ipex_inductor.lowerings.gemm import blocked
@@ -213,7 +263,7 @@ def _why_not_ours(
 
     packaged = elsewhere or _is_packaged(compiler)
 
-    def asked(name: str, find: Callable[[bool], str | None]) -> Callable[[], str | None]:
+    def report_once(name: str, find: Callable[[bool], str | None]) -> Callable[[], str | None]:
         @functools.cache
         def why_not() -> str | None:
             reason = find(packaged)
@@ -226,67 +276,73 @@ def _why_not_ours(
     def why_not_kept(packaged: bool) -> str | None:
         return why_not_faster() or cached_primitives.why_not(packaged)
 
-    return asked("kernels for CPUs", blocked.why_not), asked("kept primitives", why_not_kept)
+    return report_once("kernels for CPUs", blocked.why_not), report_once(
+        "kept primitives", why_not_kept
+    )
 
 
 def _is_packaged(compiler: Callable[..., Any]) -> bool:
     return compiler not in (compat.compile_inner, *LEARNING)
 
 
-def _keep_heard(
-    now: "Choosing", config: CompileConfig, graph_report: decisions.GraphReport
+def _record_timings(
+    choosing_state: "Choosing", config: CompileConfig, graph_report: decisions.GraphReport
 ) -> None:
+    """Store the timings that Inductor measured in the autotune database."""
     from ipex_inductor.lowerings.select.selection import database_of, keep_heard
 
     try:
         database = database_of(config.autotune_database)
-        if now.heard and database is not None:
-            keep_heard(now.heard, database)
-    except OSError as error:  # backward graphs are compiled outside of all that could fall back
+        if choosing_state.heard and database is not None:
+            keep_heard(choosing_state.heard, database)
+    except OSError as error:  # the compilation of a backward graph has no fallback
         graph_report.add("missed", "autotune", f"what was timed is not kept: {error}")
 
 
-def _say_choices(
-    now: "Choosing",
+def _report_choices(
+    choosing_state: "Choosing",
     selected: "Mapping[bytes, Selection]",
     why_not: str,
     graph_report: decisions.GraphReport,
 ) -> None:
-    """`why_not`: what became of a choice that was selected and is not there."""
-    for key, offer in now.offers.items():
-        known = selected.get(key)
-        if known is None:
+    """Report each choice of kernels; `why_not` says why a selected kernel was not used."""
+    for key, offer in choosing_state.offers.items():
+        selection = selected.get(key)
+        if selection is None:
             reason = f"{offer.taken.name}: nothing is recorded of {len(offer.choices)} choices"
-        elif known.choice == offer.taken:
-            reason = str(known)
+        elif selection.choice == offer.taken:
+            reason = str(selection)
         else:
-            reason = f"{offer.taken.name}: {known.choice.name} ({known.source}) {why_not}"
+            reason = f"{offer.taken.name}: {selection.choice.name} ({selection.source}) {why_not}"
         graph_report.add("choice", offer.problem.op, reason)
-    if now.failure:
-        graph_report.add("missed", "autotune", now.failure)
+    if choosing_state.failure:
+        graph_report.add("missed", "autotune", choosing_state.failure)
 
 
 def copied(
     gm: torch.fx.GraphModule, change: Callable[[torch.fx.Graph], object] | None = None
 ) -> torch.fx.GraphModule:
-    """The same tensors and modules under a graph of its own, by which AOT knows parameters too.
+    """Return a copy of the graph over the original tensors and modules, with parameter names kept.
 
-    `change` may rewrite that graph, but for its inputs, before code is made of it.
+    Args:
+        gm: the graph.
+        change: may rewrite the copied graph, except for its inputs, before code is generated from
+            it.
     """
     graph = deepcopy(gm.graph)
     if change:
         change(graph)
     copy = torch.fx.GraphModule(gm, graph)
     copy.meta.update(gm.meta)
-    names = "_param_name_to_source", "_dynamo_source"  # of which fx knows nothing
+    names = "_param_name_to_source", "_dynamo_source"  # attributes that fx does not copy
     inputs = (g.find_nodes(op="placeholder") for g in (gm.graph, copy.graph))
-    for each, twin in [(gm, copy), *zip(*inputs, strict=True)]:
+    for original, twin in [(gm, copy), *zip(*inputs, strict=True)]:
         for name in names:
-            if hasattr(each, name):
-                setattr(twin, name, getattr(each, name))
+            if hasattr(original, name):
+                setattr(twin, name, getattr(original, name))
     return copy
 
 
 def is_listed(choice: "Choice") -> bool:
-    """Whether it is a template of Inductor's, which lists them only if it is told to."""
+    """Return True for a template of Inductor's, which it lists only if an option is set."""
     return choice.kind == "template" and choice.name.startswith("inductor.")

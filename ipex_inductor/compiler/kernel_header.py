@@ -1,8 +1,8 @@
-"""The header of Inductor's C++ kernels: precompiled while a graph is traced, kept for later.
+"""The header of Inductor's C++ kernels: precompiled while a graph is traced, and stored.
 
-Each kernel that Python calls is a source of its own. Of three seconds that g++ takes for one, two
-go into the header. Inductor precompiles it in the folder for temporary files, after the graph was
-lowered; here it is an entry of a store of its own, verified as those of the kernel cache.
+Each kernel that Python calls is a source of its own. Of the three seconds that g++ takes for one,
+two go into the header. Inductor precompiles it in the folder for temporary files after the graph
+was lowered; here it is an entry of a separate store, verified like those of the kernel cache.
 """
 
 import gzip
@@ -30,38 +30,38 @@ from ipex_inductor.aot_cache.toolkit import compiler_named
 from ipex_inductor.target.device import architecture, instructions
 
 KIND = "kernel header"
-# Making one takes as long as reading it in four kernels (6.4 and 1.8 s of g++ 12).
-DUE = 4  # kernels without it, after which it is made
-MANY = 10  # calls in a Dynamo graph whose kernels, forward and backward, will be more than those
-LEVEL = 1  # of gzip: 150 MB become 25 in 1.3 s, and 23 by level 3 in 1.6
+# Precompiling takes as long as parsing the header in four kernels (6.4 and 1.8 s with g++ 12).
+DUE = 4  # kernels compiled without the header before it is precompiled
+MANY = 10  # calls of a Dynamo graph with more than `DUE` kernels, forward and backward
+LEVEL = 1  # of gzip: 150 MB become 25 MB in 1.3 s; level 3: 23 MB in 1.6 s
 log = logging.getLogger("ipex_inductor")
 
 _lock = threading.Lock()
-_begun: dict[str, "Future[Path | None]"] = {}  # by the command that compiles kernels
-_kernels: Counter[str] = Counter()  # compiled without one
+_begun: dict[str, "Future[Path | None]"] = {}  # keyed by the command that compiles kernels
+_kernels: Counter[str] = Counter()  # kernels compiled without a header, by command
 
 
 def pays(gm: torch.fx.GraphModule) -> bool:
-    """Return whether a graph that is trained has kernels enough for a header."""
+    """Return True if a training graph has enough kernels for precompiling the header to pay."""
     return sum(bool(node.op.startswith("call_")) for node in gm.graph.nodes) >= MANY
 
 
 def use() -> None:
-    """Compile kernels of graphs of ours with a header, from now on in this process."""
+    """Compile kernels of this backend's graphs with the precompiled header in this process."""
     compat.use_headers(_find)
 
 
 def begin(isa: Any) -> None:
-    """Have the header of kernels with the vectors `isa` made, in another thread."""
+    """Start precompiling the header for kernels with vector ISA `isa`, in another thread."""
     command = compat.kernel_command(isa)
     with _lock:
         _begin(command)
 
 
 def _find(target: str, command: str) -> Path | None:
-    """Return the header for the kernel in `target` that `command` compiles; wait for it if begun.
+    """Return the header for the kernel `target` that `command` compiles, after waiting for it.
 
-    None for a kernel that is not of a graph of ours, and for the first few where none was begun.
+    None for a kernel of another backend, and for the first `DUE` kernels if no header was begun.
     """
     if not Path(target).is_relative_to(workroom.room()):
         return None
@@ -70,8 +70,8 @@ def _find(target: str, command: str) -> Path | None:
             _kernels[command] += 1
             if _kernels[command] <= DUE:
                 return None
-        made = _begin(command)
-    path = made.result()
+        future = _begin(command)
+    path = future.result()
     return path if path and path.exists() else None
 
 
@@ -84,19 +84,19 @@ def _begin(command: str) -> "Future[Path | None]":
     return _begun[command]
 
 
-def _make(command: str, made: "Future[Path | None]") -> None:
+def _make(command: str, future: "Future[Path | None]") -> None:
     try:
-        _make_in(workroom.room() / "headers", command, made)
+        _make_in(workroom.room() / "headers", command, future)
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
-        told = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
-        log.info("kernels are compiled without a precompiled header: %s", told)
+        detail = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
+        log.info("kernels are compiled without a precompiled header: %s", detail)
     finally:
-        if not made.done():
-            made.set_result(None)
+        if not future.done():
+            future.set_result(None)
 
 
-def _make_in(folder: Path, command: str, made: "Future[Path | None]") -> None:
-    """Put the header into `folder`, out of the store or built, and say where it is."""
+def _make_in(folder: Path, command: str, future: "Future[Path | None]") -> None:
+    """Put the header into `folder`, from the store or built, and set its path on `future`."""
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{hashlib.sha256(command.encode()).hexdigest()[:16]}.h"
     path.write_text(f"#include <{compat.HEADER}>\n")
@@ -104,7 +104,7 @@ def _make_in(folder: Path, command: str, made: "Future[Path | None]") -> None:
 
     def build() -> tuple[dict[str, Any], bytes]:
         _run(command, "-x", "c++-header", str(path), "-o", str(built))
-        made.set_result(path)  # before it is kept
+        future.set_result(path)  # before it is stored
         return {}, _packed(built)
 
     store = default_store.headers()
@@ -112,17 +112,17 @@ def _make_in(folder: Path, command: str, made: "Future[Path | None]") -> None:
         build()
         return
     entry = store.compile_once(_key(path, command), build)
-    if not made.done():
+    if not future.done():
         _unpack(entry.blob, built)
-        made.set_result(path)
+        future.set_result(path)
 
 
 def _key(path: Path, command: str) -> Key:
-    """Return what it is kept under: its whole text is read, as it is of torch and of the system."""
+    """Return the key of the header: its preprocessed text, as torch and the system define it."""
     text = _run(command, "-E", "-P", "-x", "c++", str(path), "-o", "-")
     return Key(
         kind=KIND,
-        source="",  # none of ours
+        source="",  # no source of this package
         tables=(),
         options=pairs({"command": command}),
         problem=pairs({"text": hashlib.sha256(text).hexdigest()}),
@@ -155,12 +155,12 @@ def _unpack(blob: bytes, path: Path) -> None:
             shutil.copyfileobj(packed, file)
     except OSError:
         with suppress(OSError):
-            path.unlink()  # g++ would read a part of one
+            path.unlink()  # or g++ would read a truncated header
         raise
 
 
 def _renew() -> None:
-    """Forget what a child's parent has begun: the thread is not there, the folder not its own."""
+    """Forget what the parent process began: a child has neither its thread nor its folder."""
     global _lock
     _lock = threading.Lock()
     _begun.clear()

@@ -1,4 +1,4 @@
-"""Which kernels there are to choose from in a graph, and which are chosen for it."""
+"""List the kernel candidates of a graph and select among them."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[bytes, Selection]":
-    """The kernels that records, timing or a model choose for this graph; none where that fails."""
+    """Return the kernels selected by records, timing or a predictor; none if that fails."""
     try:
         if not request.may_have_choices:
             return {}
@@ -31,7 +31,7 @@ def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[byte
         if watches or not selection.may_choose(policy, request.gm, request.devices):
             return {}
         learn = functools.partial(offered, request)
-        learn = compat.uncounted()(learn)  # its rules fire once, in what is compiled
+        learn = compat.uncounted()(learn)  # its rules count once, when the graph is compiled
         say = functools.partial(graph_report.add, "missed")
         return selection.settle(policy, request.digest(), learn, say)
     except Exception as error:
@@ -42,9 +42,13 @@ def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[byte
 
 
 def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Problem]":
-    """What there is to choose in all that Dynamo sees of `call`, which runs eagerly meanwhile.
+    """Return the problems with a choice of kernels in all graphs of `call`, which runs eagerly.
 
-    Each once, in the order met; those of backward graphs too.
+    Each problem occurs once, in the order met; backward graphs are included.
+
+    Args:
+        call: calls the model.
+        mode: mode of torch.compile.
     """
     met: dict[bytes, Problem] = {}
     config = resolve(mode, {"strict": True}, compat.inductor_option_types())
@@ -67,14 +71,20 @@ def sycl_kernels(
     mode: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> "dict[Source, str]":
-    """All kernels in SYCL that there are to choose from in a graph for an Intel GPU, with names.
+    """Return the SYCL candidate kernels of a graph for an Intel GPU, with their names.
 
-    It is not lowered, for which Triton would have to know that GPU.
+    The graph is not lowered, as Triton would need to know that GPU.
+
+    Args:
+        gm: the graph.
+        example_inputs: its inputs.
+        mode: mode of torch.compile.
+        options: options of torch.compile.
     """
     from ipex_inductor.lowerings.common.sycl import is_ours, source_for
 
-    given = {**(options or {}), "strict": True}
-    config = resolve(mode, given, compat.inductor_option_types())
+    merged_options = {**(options or {}), "strict": True}
+    config = resolve(mode, merged_options, compat.inductor_option_types())
     offers = offered(compile_fx.reattended(Request(gm, example_inputs, config)), compat.read_inner)
     pairs = ((o.problem, choice) for o in offers for choice in o.choices if is_ours(choice))
     named = ((source_for(p, c), f"{p.op.split('.')[1]} {c.parameters['block']}") for p, c in pairs)
@@ -84,18 +94,19 @@ def sycl_kernels(
 def offered(
     request: Request, compile_inner: Callable[..., Any] = compat.lower_inner
 ) -> "list[Offer]":
-    """What there is to choose in a graph, forward and backward: it is lowered, and no more."""
+    """Return the kernel candidates of a graph, forward and backward; the graph is only lowered."""
     from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
 
     copy = inner_compile.copied(request.gm)
-    now = Choosing()
+    choosing_state = Choosing()
     options = compile_fx.LISTS_TEMPLATES | dict(request.config.inductor) | compat.LOWER_ONLY
     config = replace(request.config, inductor=tuple(options.items()))
     lowered = Request(copy, request.example_inputs, config)
-    report = decisions.GraphReport()  # nobody reads it: all of it is decided again
+    report = decisions.GraphReport()  # unused: everything is decided again when compiling
     off, at_once = compat.graph_caches_off(), compat.backward_at_once()
-    with graph_cache.spare(), off, at_once, choosing(now):
+    with graph_cache.spare(), off, at_once, choosing(choosing_state):
         compile_fx.compiled(lowered, {}, report, None, compile_inner)
     for node in copy.graph.nodes:
-        node.meta.clear()  # Dynamo's notes hold weak references to parameters: no swapping those
-    return [*now.offers.values()]
+        # Dynamo's metadata holds weak references to parameters, which forbid swapping them.
+        node.meta.clear()
+    return [*choosing_state.offers.values()]

@@ -1,8 +1,8 @@
-"""A graph in two forms: on results computed from its weights, and on the weights as they are.
+"""A graph in two forms: on results precomputed from its weights, and on the plain weights.
 
-The second is compiled when it is first needed: weights that change at nearly every call, as while a
-model learns online, would have results computed for one call each; weights that another process or
-library may write at any time have none that could be relied upon.
+The plain form is compiled when first needed. Weights that change at nearly every call, as in online
+learning, would have their results computed for a single call each. Weights that another process or
+library may write at any time have no results that could be relied upon.
 """
 
 import functools
@@ -32,13 +32,19 @@ def with_plain_graph(
     report: decisions.GraphReport,
     compile_request: "Callable[[Request], Graph]",
 ) -> Graph:
-    """Return `compiled`, which runs the plain form of its graph when its weights ask for that.
+    """Return `compiled`, which switches to the plain form of its graph when its weights require it.
 
     Args:
-        derived: of the graph; without one there is no second form.
+        compiled: the graph on precomputed results.
+        derived: precomputed weights of the graph; unless there is exactly one, there is no plain
+            form.
+        request: request of the graph.
+        report: receives the decisions.
         compile_request: compiles a request for the plain form.
     """
-    if len(derived) != 1 or request.config.drop_plain_weights:  # there may be none to read
+    if (
+        len(derived) != 1 or request.config.drop_plain_weights
+    ):  # dropped plain weights cannot be read
         return compiled
     inputs = [
         node.meta.get("example_value") for node in request.gm.graph.find_nodes(op="placeholder")
@@ -62,7 +68,7 @@ def with_plain_graph(
 
 @dataclass
 class _Stay:
-    """A model whose weights are read as they are, until they stayed the same for some calls."""
+    """A model whose plain weights are read until they were unchanged for some calls."""
 
     resume: "weakref.WeakMethod[Callable[[], None]]"  # dies with a weight of the model
     calls: int
@@ -71,6 +77,8 @@ class _Stay:
 
 
 class _TwoForms:
+    """Call the graph on precomputed results, or its plain form while the weights keep changing."""
+
     def __init__(
         self,
         compiled: Graph,
@@ -81,9 +89,9 @@ class _TwoForms:
         self._compiled, self._derived, self._report = compiled, derived, report
         self._compile_plain = compile_plain
         self._plain: Graph | None = None
-        self._numbers: list[int] = []  # of the weights among the arguments
+        self._numbers: list[int] = []  # indices of the weights among the arguments
         self._stays: dict[tuple[int, ...], _Stay] = {}
-        self._lock = threading.Lock()  # around the compilation of the plain form
+        self._lock = threading.Lock()  # held while the plain form is compiled
 
     def __call__(self, *args: Any) -> Any:
         from ipex_inductor.passes.weights.weight_snapshot import PlainGraph
@@ -95,7 +103,7 @@ class _TwoForms:
         try:
             return self._compiled(*args)
         except PlainGraph as raised:
-            request = raised.with_traceback(None)  # whose frames hold what is outdated
+            request = raised.with_traceback(None)  # its frames hold outdated tensors
         torch._C._set_grad_enabled(grad)  # torch's own code around the graph may not restore it
         return self._begin_stay(args, request)(*args)
 
@@ -118,14 +126,14 @@ class _TwoForms:
         return False
 
     def _begin_stay(self, args: tuple[Any, ...], request: "PlainGraph") -> Graph:
-        """Return what to call instead: the plain form, or the other if there is none."""
+        """Return the callable to use instead: the plain form, or the other if there is none."""
         from ipex_inductor.passes.weights.weight_reader import any_reader
 
         numbers = {id(value): number for number, value in enumerate(args)}
         if not all(id(weight) in numbers for weight in request.weights):
-            return self._give_up("a weight is no argument of the graph")
+            return self._give_up("a weight is not an argument of the graph")
         with self._lock:
-            plain = self._plain or self._compiled_plain(request, numbers)
+            plain = self._plain or self._try_compile_plain(request, numbers)
         if plain is None:
             return self._compiled
         for key in [key for key, stay in self._stays.items() if stay.resume() is None]:
@@ -135,11 +143,11 @@ class _TwoForms:
         self._stays[self._key(args)] = _Stay(resume, request.calls, read)
         return plain
 
-    def _compiled_plain(self, request: "PlainGraph", numbers: dict[int, int]) -> Graph | None:
-        """Compile the plain form; None, with a reason, if that fails."""
-        said = f"{request}: the graph that reads plain weights runs"
-        decisions.log.info("weights: %s", said)
-        self._report.add("missed", "weight prologue", said)
+    def _try_compile_plain(self, request: "PlainGraph", numbers: dict[int, int]) -> Graph | None:
+        """Compile the plain form; return None, with a reported reason, if that fails."""
+        message = f"{request}: the graph that reads plain weights runs"
+        decisions.log.info("weights: %s", message)
+        self._report.add("missed", "weight prologue", message)
         try:
             plain = self._compile_plain()
         except Exception as error:
@@ -152,9 +160,11 @@ class _TwoForms:
         return plain
 
     def _give_up(self, reason: str) -> Graph:
-        said = f"no graph that reads plain weights ({reason}): results are computed at each change"
-        decisions.warn_once(said)
-        self._report.add("missed", "weight prologue", said)
+        message = (
+            f"no graph that reads plain weights ({reason}): results are computed at each change"
+        )
+        decisions.warn_once(message)
+        self._report.add("missed", "weight prologue", message)
         self._derived.has_plain_graph = False
         return self._compiled
 
@@ -163,9 +173,11 @@ class _TwoForms:
 
 
 def _compile(request: "Request", compile_request: "Callable[[Request], Graph]") -> Graph:
-    """Compile the graph again, with the sizes that its guards know.
+    """Compile the graph again, with the sizes that its guards fix.
 
-    Raises `RuntimeError` if that would need a guard that Dynamo did not set.
+    Raises:
+        RuntimeError: if the graph has no tensor input, or would need a guard that Dynamo did not
+            set.
     """
     from torch._guards import TracingContext, tracing
 
@@ -173,9 +185,9 @@ def _compile(request: "Request", compile_request: "Callable[[Request], Graph]") 
     if not modes:
         raise RuntimeError("the graph has no tensor among its inputs")
     sizes = modes[0].shape_env
-    known = len(sizes.guards) if sizes is not None else 0
+    guard_count = len(sizes.guards) if sizes is not None else 0
     with compat.compiling_alone(), tracing(TracingContext(modes[0])):
         compiled = compile_request(request)
-    if sizes is not None and len(sizes.guards) > known:
+    if sizes is not None and len(sizes.guards) > guard_count:
         raise RuntimeError("it needs sizes that the graph's guards leave open")
     return compiled

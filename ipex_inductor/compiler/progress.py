@@ -1,8 +1,8 @@
-"""Lines on stderr while a compile takes long: what is compiled, and what is being done meanwhile.
+"""Progress lines on stderr while a compile takes long: the graph, then the current phase.
 
-A thread waits beside each compile until that ends, so that a short one costs a thread's start. What
-is being done is read off the stack of the thread that compiles: no other module marks its phases.
-The lines are plain, on a terminal too, where a spinner would fight with the program's own bars.
+A thread waits beside each compile until the compile ends, so a short compile costs one thread
+start. The phase is read off the stack of the compiling thread: no other module marks its phases.
+The lines are plain on a terminal too, where a spinner would clash with the program's own bars.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from ipex_inductor.compiler import graph_cache
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.reporting import decisions
 
-FIRST = 5.0  # seconds until a line says what is compiled
-SECOND = 20.0  # seconds until a line says what is being done
-# Seconds between two compiles of one thread from which on the second has lines of its own: graphs
-# that a model breaks into follow each other sooner, and are one wait to who waits.
+FIRST = 5.0  # seconds until the line that names the graph
+SECOND = 20.0  # seconds until the line that names the phase
+# Minimum pause in seconds between two compiles of one thread for the second to get its own lines:
+# the graphs that a model breaks into follow each other sooner, and are one wait for the user.
 PAUSE = 2.0
 
-# What is being done, by the ends of the paths of files; the innermost frame decides.
+# Phases, by suffixes of file paths on the stack; the innermost frame decides.
 PHASES = {
     "waiting for a process that compiles the same": (
         "aot_cache/lock.py",
@@ -72,16 +72,22 @@ SOURCE = re.compile(r'File "(.+)", line (\d+)')
 def told(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], config: CompileConfig, backward: bool = False
 ) -> Iterator[None]:
-    """Say on stderr what is compiled inside, once that has taken `FIRST` seconds.
+    """Print on stderr what is compiled inside the block, once that has taken `FIRST` seconds.
 
-    Nothing is said inside of another such block of the thread, with option `progress` off, where
-    our log is set above warnings, and by any but the first process of a machine.
+    Nothing is printed inside another such block of the thread, with option `progress` off, if the
+    log level is above warnings, and by processes other than the first of a machine.
+
+    Args:
+        gm: the graph.
+        inputs: its inputs.
+        config: options of the compilation.
+        backward: True for a backward graph.
     """
     if _wait.inside or not config.progress or not _is_wanted():
         yield
         return
     _wait.begin()
-    # The settings of this thread, some of which are context variables, say what is kept.
+    # The line depends on cache settings, some of which are context variables of this thread.
     watch = _Watch(_wait.since, _wait.said, contextvars.copy_context(), gm, inputs, backward)
     try:
         yield
@@ -90,67 +96,67 @@ def told(
 
 
 class _Wait(threading.local):
-    """What the thread has waited for without a pause, through one compile or several."""
+    """State of the current wait of a thread, which may span several compiles without a pause."""
 
     inside = False
     since = until = -PAUSE  # of time.monotonic()
-    said = 0  # lines
+    said = 0  # lines printed
 
     def begin(self) -> None:
-        now = time.monotonic()
-        if now - self.until >= PAUSE:
-            self.since, self.said = now, 0
+        time_now = time.monotonic()
+        if time_now - self.until >= PAUSE:
+            self.since, self.said = time_now, 0
         self.inside = True
 
-    def end(self, said: int) -> None:
-        self.inside, self.until, self.said = False, time.monotonic(), said
+    def end(self, lines: int) -> None:
+        self.inside, self.until, self.said = False, time.monotonic(), lines
 
 
 _wait = _Wait()
 
 
 class _Watch:
-    """A thread beside one compile of the thread that makes it, which writes the lines when due."""
+    """A thread beside one compile that prints the lines when due."""
 
     def __init__(
         self,
         since: float,
-        said: int,
+        lines_printed: int,
         context: contextvars.Context,
         gm: torch.fx.GraphModule,
         inputs: Sequence[Any],
         backward: bool,
     ) -> None:
-        self._since, self._said = since, said
-        # Which model it is Dynamo knows in the thread that compiles, and only while it does.
+        self._since, self._said = since, lines_printed
+        # Dynamo knows the name of the model only in the compiling thread, during the compile.
         self._about: tuple[Any, ...] = (compat.traced_name(), gm, inputs, backward)
         self._compiling = threading.get_ident()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
-        if said < 2:
+        if lines_printed < 2:
             self._thread.start()
 
     def end(self) -> int:
-        """Let the thread go; return how many lines were written so far. Never waits for it."""
+        """Stop the thread without waiting for it; return the number of lines printed so far."""
         self._ended.set()
-        self._about = ()  # the thread may end a little later, and is to keep no graph alive
+        self._about = ()  # the thread may end a little later, and must not keep the graph alive
         return self._said
 
     def _run(self) -> None:
-        lines = ((FIRST, self._what), (SECOND, self._how))
+        lines = ((FIRST, self._graph_line), (SECOND, self._phase_line))
         for due, line in lines[self._said :]:
             if self._ended.wait(max(0.0, self._since + due - time.monotonic())):
                 return
             self._said += 1
-            with contextlib.suppress(Exception):  # a line is not worth a compile's failure
+            with contextlib.suppress(Exception):  # a progress line must not fail a compile
                 _write(line())
 
-    def _what(self) -> str:
+    def _graph_line(self) -> str:
         why = graph_cache.why_not_kept()
         again = f"will compile it again, as {why}" if why else "will find it in the kernel cache"
         return f"compiling {name_of(*self._about)} takes longer than {FIRST:.0f} s; {NEXT} {again}"
 
-    def _how(self) -> str:
+    def _phase_line(self) -> str:
         seconds = time.monotonic() - self._since
         return f"still compiling {name_of(*self._about)} after {seconds:.0f} s: {self._phase()}"
 
@@ -159,21 +165,27 @@ class _Watch:
 
 
 def name_of(name: str, gm: torch.fx.GraphModule, inputs: Sequence[Any], backward: bool) -> str:
-    """Return what a graph is: "MyModel (cuda)", "the graph of model.py:7 (backward, cpu)"."""
-    places = {t.device.type for t in (*inputs, *gm.parameters()) if isinstance(t, torch.Tensor)}
-    facts = [*(["backward"] if backward else []), *sorted(places)]
+    """Return the name of a graph: "MyModel (cuda)", "the graph of model.py:7 (backward, cpu)"."""
+    device_types = {
+        t.device.type for t in (*inputs, *gm.parameters()) if isinstance(t, torch.Tensor)
+    }
+    facts = [*(["backward"] if backward else []), *sorted(device_types)]
     return f"{name or _source_of(gm)}" + f" ({', '.join(facts)})" * bool(facts)
 
 
 def _source_of(gm: torch.fx.GraphModule) -> str:
-    """Return the line of the user's source that the first operation comes from."""
+    """Return the line of the user's source of the first operation."""
     traces = (node.stack_trace for node in gm.graph.nodes if node.stack_trace)
-    found = [each for each in SOURCE.findall(next(traces, "")) if TORCH not in each[0]]
-    return f"the graph of {Path(found[-1][0]).name}:{found[-1][1]}" if found else "a graph"
+    locations = [
+        location for location in SOURCE.findall(next(traces, "")) if TORCH not in location[0]
+    ]
+    return (
+        f"the graph of {Path(locations[-1][0]).name}:{locations[-1][1]}" if locations else "a graph"
+    )
 
 
 def phase(frame: Any) -> str:
-    """Return what the thread with this innermost frame is doing."""
+    """Return the phase of the thread whose innermost frame is `frame`."""
     while frame is not None:
         file = frame.f_code.co_filename
         for what, files in PHASES.items():
@@ -184,13 +196,13 @@ def phase(frame: Any) -> str:
 
 
 def _is_wanted() -> bool:
-    """Return whether lines of this process are to be seen."""
+    """Return True if this process prints progress lines."""
     is_first = os.environ.get("LOCAL_RANK", "0") == "0"
     return is_first and decisions.log.isEnabledFor(logging.WARNING)
 
 
 def _write(line: str) -> None:
-    """Write a line to stderr, which may be closed, or not there."""
+    """Write a line to stderr, which may be closed or missing."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(f"ipex: {line}\n")

@@ -1,7 +1,7 @@
-"""With what a run called its models, written down for `prebuild --from-log`.
+"""Record the arguments that a run calls its models with, for `prebuild --from-log`.
 
-`IPEX_RECORD=FOLDER` has what backend `ipex` compiled: a backend sees tensors alone. `record` has
-what a model was called with.
+`IPEX_RECORD=FOLDER` records what backend `ipex` compiles: a backend sees tensors only. `record`
+records the arguments of a model's calls.
 """
 
 import json
@@ -26,24 +26,30 @@ log = logging.getLogger("ipex_inductor")
 
 @contextmanager
 def record(model: nn.Module, folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Write down with what `model` is called inside, for `prebuild --from-log FOLDER`.
+    """Record the arguments of each call of `model` inside the block, for `prebuild --from-log`.
 
-    `model` is what is called: what `torch.compile` returned, if that. Tensors by shape, strides and
-    dtype, in lists, tuples and dicts too; numbers, texts, flags, dtypes and devices by value. A
-    line for each call unlike those before; once backend `ipex` compiled something, only for calls
-    for which it did. Raises `ArgumentError` for what is no module, or a folder that cannot be made.
-    A call with anything else among its arguments is left out, with a warning.
+    Tensors are recorded by shape, strides and dtype, also in lists, tuples and dicts; numbers,
+    strings, bools, dtypes and devices by value. Each distinct call gets one line; once backend
+    `ipex` has compiled something, only calls for which it compiled do. A call with any other
+    argument is left out, with a warning.
+
+    Args:
+        model: the module that is called; if compiled, the object that `torch.compile` returned.
+        folder: folder of the records, created if missing.
+
+    Raises:
+        ArgumentError: if `model` is no module, or the folder cannot be created.
     """
     if not isinstance(model, nn.Module):
-        todo = "Give the module that is called, compiled or not."
-        raise ArgumentError("a torch.nn.Module", type(model).__name__, todo)
+        advice = "Give the module that is called, compiled or not."
+        raise ArgumentError("a torch.nn.Module", type(model).__name__, advice)
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ArgumentError("a folder for records", str(error), "Check the path.") from error
-    before = model.__dict__.get("_compiled_call_impl")  # of `model.compile()`
+    before = model.__dict__.get("_compiled_call_impl")  # set by `model.compile()`
     recorded = _Calls(model, Path(folder), before or model._call_impl)
-    # What `torch.compile` returns hands what is set on to the module inside.
+    # The object that `torch.compile` returns forwards attribute assignment to the inner module.
     object.__setattr__(model, "_compiled_call_impl", recorded)
     try:
         yield
@@ -55,7 +61,7 @@ def record(model: nn.Module, folder: str | os.PathLike[str]) -> Iterator[None]:
 
 @dataclass
 class _Call:
-    """A call in progress: what it was given, and whether something was compiled for it."""
+    """A call in progress: its arguments, and whether something was compiled for it."""
 
     line: dict[str, Any]
     teller: Teller
@@ -67,7 +73,7 @@ _now: ContextVar[_Call | None] = ContextVar("ipex_recorded_call", default=None)
 
 @dataclass
 class _Calls:
-    """Calls the model, and tells with what."""
+    """Call the model and record its arguments."""
 
     model: nn.Module
     folder: Path
@@ -77,11 +83,11 @@ class _Calls:
     known: set[str] = field(default_factory=set)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # as a part of what somebody else calls
+        if torch.compiler.is_compiling():  # as part of an outer compiled call
             return self.call(*args, **kwargs)
         self.calls += 1
-        call = self._told(args, kwargs)
-        shown = json.dumps(call.line)  # before there are ranges
+        call = self._encode_call(args, kwargs)
+        shown = json.dumps(call.line)  # before compilation adds ranges
         token = _now.set(call)
         try:
             result = self.call(*args, **kwargs)
@@ -93,10 +99,11 @@ class _Calls:
         self.known.add(shown)
         return result
 
-    def _told(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
+    def _encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
+        """Return the call as data for JSON; a line "untold" if an argument cannot be encoded."""
         teller = Teller()
         try:
-            told = {
+            call = {
                 "args": [teller.told(value, f"argument {n}") for n, value in enumerate(args)],
                 "kwargs": {name: teller.told(value, name) for name, value in kwargs.items()},
             }
@@ -105,45 +112,49 @@ class _Calls:
                 log.warning("a call is not recorded: %s", error)
             self.known.add(str(error))
             return _Call({"untold": str(error)}, teller)
-        given = (*teller.tensors, *self.model.parameters())
-        training = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        return _Call({"call": told, "training": training}, teller)
+        tensors = (*teller.tensors, *self.model.parameters())
+        training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        return _Call({"call": call, "training": training}, teller)
 
 
 def note(gm: torch.fx.GraphModule, training: bool) -> None:
-    """What backend `ipex` compiles: ranges for the call that is recorded, or a line of its own.
+    """Record a graph that backend `ipex` compiles: ranges for the call being recorded, or a line.
 
-    That has the shape, strides, dtype and ranges of each tensor that the model's caller gave, in
-    this process's file in `IPEX_RECORD`. Graphs after a break are left out: they follow from the
-    first. Never raises for what the disk says.
+    A line has the shape, strides, dtype and ranges of each tensor that the model's caller passed;
+    it goes to this process's file in `IPEX_RECORD`. Graphs after a break are left out, as they
+    follow from the first. Errors of the file system are never raised.
     """
     call = _now.get()
     if call is not None:
         call.compiled = True
-        _complete(call.teller, gm)
+        _add_ranges(call.teller, gm)
         return
     folder = os.environ.get("IPEX_RECORD")
     if not folder:
         return
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     for placeholder in gm.graph.find_nodes(op="placeholder"):
         value = placeholder.meta.get("example_value")
         name = compat.callers_name(placeholder)
         if name is None or not isinstance(value, torch.Tensor):
             continue
-        if name.startswith("___"):  # of the stack at a break
+        if name.startswith("___"):  # an intermediate on the stack at a graph break
             return
-        found[name] = tensor_facts(value)
-    _write(Path(folder), {"inputs": found, "training": training})
+        inputs[name] = tensor_facts(value)
+    _write(Path(folder), {"inputs": inputs, "training": training})
 
 
-def _complete(teller: Teller, gm: torch.fx.GraphModule) -> None:
+def _add_ranges(teller: Teller, gm: torch.fx.GraphModule) -> None:
     """Add the ranges that Dynamo chose for sizes of the caller's tensors."""
     facts = {id(t): about for t, about in zip(teller.tensors, teller.facts, strict=True)}
     for placeholder in gm.graph.find_nodes(op="placeholder"):
-        value, given = placeholder.meta.get("example_value"), placeholder.meta.get("grapharg")
-        if isinstance(value, torch.Tensor) and given is not None and id(given.example) in facts:
-            facts[id(given.example)]["ranges"] |= ranges(value)
+        value, graph_arg = placeholder.meta.get("example_value"), placeholder.meta.get("grapharg")
+        if (
+            isinstance(value, torch.Tensor)
+            and graph_arg is not None
+            and id(graph_arg.example) in facts
+        ):
+            facts[id(graph_arg.example)]["ranges"] |= ranges(value)
 
 
 def _write(folder: Path, line: Mapping[str, Any]) -> None:

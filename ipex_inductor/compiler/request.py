@@ -1,4 +1,4 @@
-"""What is asked for: a Dynamo graph, its inputs and the options; and what its code depends on."""
+"""One compile request: a Dynamo graph, its inputs and options, and the keys of its code."""
 
 import hashlib
 import os
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 _COMMENT = re.compile(r"^ *#.*\n", re.MULTILINE)
 _INPUT = re.compile(r"\b[GLgl]_\w+")
-# Inductor's options that say how C++ is compiled, or into what, and variables that say flags.
+# Inductor's options that define how C++ is compiled, or into what; environment variables of flags.
 TOLD = ("cpp_wrapper", "cpp.march", "cpp.simdlen", "cpp.enable_kernel_profile")
 FLAGS = ("TORCHINDUCTOR_DEBUG_COMPILE", "TORCHINDUCTOR_DEBUG_SYMBOL")
-# Of a graph whose kernels C++ calls, unless the user says otherwise.
+# Defaults for a graph with cpp_wrapper, unless the user sets otherwise.
 WRAPPED = {**graph_cache.NO_HEADERS, "cpp_wrapper_build_separate": True}
 TORCHS = (
     "aten",
@@ -48,7 +48,7 @@ TORCHS = (
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """One graph to compile; what is read of it and of the process holds for the call."""
+    """One graph to compile; properties of it and of the process are read once per call."""
 
     gm: torch.fx.GraphModule
     example_inputs: Sequence[Any]
@@ -56,41 +56,44 @@ class Request:
 
     @cached_property
     def training(self) -> bool:
-        """Whether gradients will be asked of it."""
+        """Return True if gradients will be computed."""
         return torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors)
 
     @cached_property
     def sharded(self) -> bool:
-        """Whether FSDP manages its parameters."""
+        """Return True if FSDP manages the parameters."""
         return compat.is_sharded(self.gm)
 
     @cached_property
     def devices(self) -> set[torch.device]:
-        """Where its inputs are."""
+        """Return the devices of the input tensors."""
         return {t.device for t in self._tensors}
 
     @cached_property
     def places(self) -> set[torch.device]:
-        """The devices that it computes on: no CPU where all that Dynamo saw is on a GPU.
+        """Return the devices that the graph computes on: no CPU if all its tensors are on a GPU.
 
-        What such a graph is made into depends on nothing of the host, unless its compilers take
-        part.
+        The code of such a graph does not depend on the host, unless host compilers take part.
         """
         modules = (m for m in self.gm.modules() if isinstance(m, torch.fx.GraphModule))  # branches
-        seen = [node.meta.get("example_value") for m in modules for node in m.graph.nodes]
-        leaves = tree_leaves([seen, *self.example_inputs])
+        example_values = [node.meta.get("example_value") for m in modules for node in m.graph.nodes]
+        leaves = tree_leaves([example_values, *self.example_inputs])
         values = (v for v in leaves if isinstance(v, torch.Tensor))
-        found = {v.device for v in values if v.device.type != "meta"}
-        return found | {torch.device("cpu")} if not found or self._compiles_on_host else found
+        devices_met = {v.device for v in values if v.device.type != "meta"}
+        return (
+            devices_met | {torch.device("cpu")}
+            if not devices_met or self._compiles_on_host
+            else devices_met
+        )
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """Inductor's options for this call: those of the mode, then the user's own."""
+        """Return Inductor's options for this call: the mode's options, then the user's."""
         options = {**compat.mode_options(self.config.mode), **dict(self.config.inductor)}
         if options.pop("freezing", False):
             warn_once(
-                "option 'freezing' has no effect per call (Dynamo reads it globally before a "
-                "backend is asked); the weight prologue does its work and keeps the caches"
+                "option 'freezing' has no effect per call (Dynamo reads it globally before calling "
+                "a backend); the weight prologue replaces it and keeps the caches"
             )
         if self.config.autotune == "never":
             options["deterministic"] = True  # or padding and reductions are timed
@@ -98,68 +101,71 @@ class Request:
 
     @cached_property
     def wraps_in_cpp(self) -> bool:
-        """Whether C++ is to call its kernels, by our choice: in inference on CPUs.
+        """Return True if cpp_wrapper is enabled by default: in inference on CPUs.
 
-        That takes 1 to 5 % less of a call, and at a cold start a second or two more.
+        It makes a call 1 to 5 % faster, and a cold start a second or two slower.
         """
-        named = "cpp_wrapper" in dict(self.config.inductor) or self.option("cpp_wrapper")
-        named = named or "TORCHINDUCTOR_CPP_WRAPPER" in os.environ  # which Inductor may read as no
-        in_python = self.runs_sycl or self.has_users_ops  # what it calls
+        is_set = "cpp_wrapper" in dict(self.config.inductor) or self.option("cpp_wrapper")
+        # Inductor may read the variable as false.
+        is_set = is_set or "TORCHINDUCTOR_CPP_WRAPPER" in os.environ
+        in_python = self.runs_sycl or self.has_users_ops  # it calls kernels from Python
         on_cpus = all(place.type == "cpu" for place in self.places)
-        return on_cpus and not (named or in_python or self.training or self.sharded)
+        return on_cpus and not (is_set or in_python or self.training or self.sharded)
 
     def wrapped_in_cpp(self) -> "Request":
-        """The same with C++ that calls its kernels."""
-        # Those modes set the second for GPUs, and torch warns of both.
+        """Return the request with cpp_wrapper enabled."""
+        # Modes set CUDA graphs for GPUs, and torch warns if both options are set.
         more = {"cpp_wrapper": True, "triton.cudagraphs": False}
         options = tuple(sorted({**WRAPPED, **dict(self.config.inductor), **more}.items()))
         return replace(self, config=replace(self.config, inductor=options, wrapped=True))
 
     def option(self, name: str) -> Any:
-        """Inductor's setting of that name, for this call; None for one that this torch has not."""
+        """Return Inductor's setting `name` for this call; None if this torch version lacks it."""
         return self.options.get(name, getattr(torch._inductor.config, name, None))
 
     @cached_property
     def has_users_pass(self) -> bool:
-        """Whether a pass of the user's is to see the graph."""
+        """Return True if a custom pass of the user gets the graph."""
         return any(self.option(name) for name in compat.USERS_PASSES)
 
     @cached_property
     def may_time(self) -> bool:
-        """Whether the user asked for kernels to be timed, by option, by mode or as of Inductor."""
+        """Return True if the user enabled kernel timing, by mode or by an option."""
         if self.config.autotune != "auto":
             return self.config.autotune == "always"
-        asked = self.option("max_autotune") or self.option("max_autotune_gemm")
-        return bool(asked) and not self.option("deterministic")
+        max_autotune = self.option("max_autotune") or self.option("max_autotune_gemm")
+        return bool(max_autotune) and not self.option("deterministic")
 
     @cached_property
     def policy(self) -> "Policy":
-        """What may say which kernels it gets."""
+        """Return the policy of kernel selection: its database, timing, tables and predictor."""
         from ipex_inductor.lowerings.select import selection
 
         return selection.Policy(
             selection.database_of(self.config.autotune_database),
             self.may_time,
             self.config.autotune_budget_s,
-            tables=self.config.autotune in ("always", "never"),  # asked for by name
+            tables=self.config.autotune in ("always", "never"),  # only if set explicitly
             guesses=self.config.autotune != "never",
         )
 
     @cached_property
     def may_capture(self) -> bool:
-        """Whether `ipex_inductor.capture` may look at it; who names a way to capture has his."""
+        """Return True if `capture` is on, and the graph and the user's options allow it."""
         config, named = self.config, "triton.cudagraphs"
-        asked = config.capture and config.mode == "default" and named not in dict(config.inductor)
+        is_enabled = (
+            config.capture and config.mode == "default" and named not in dict(config.inductor)
+        )
         plain = not (self.training or self.sharded or self.option("cpp_wrapper"))
         nvidia = any(d.type == "cuda" for d in self.devices) and torch.version.hip is None
-        return asked and plain and nvidia and not self.option(named)
+        return is_enabled and plain and nvidia and not self.option(named)
 
     @property
     def tables(self) -> Mapping[str, str]:
-        """The package's tables that say what library calls it gets: architectures and digests.
+        """Return the digests of the package's tables of library calls that apply, by architecture.
 
-        Only where no records are looked into, which come first: tuning makes some. So it need not
-        be lowered twice.
+        Empty if records are used, which have priority: tuning writes some. So the graph need not be
+        lowered twice.
         """
         gpus = {place for place in self.places if place.type == "cuda"}
         asks = self.config.autotune not in ("inductor", "never")
@@ -168,38 +174,41 @@ class Request:
         from ipex_inductor.autotune.select import table_digest
         from ipex_inductor.lowerings.problem.selector_hook import arch_of
 
-        known = {arch: table_digest(arch) for arch in sorted(map(arch_of, gpus))}
-        return {arch: digest for arch, digest in known.items() if digest}
+        digests = {arch: table_digest(arch) for arch in sorted(map(arch_of, gpus))}
+        return {arch: digest for arch, digest in digests.items() if digest}
 
     @property
     def may_have_choices(self) -> bool:
-        """Whether records or a model may say something: seen without importing what reads them.
+        """Return True if records or a predictor may select kernels, before importing their readers.
 
-        That takes 1 % of a start. No model is of CPUs, nor is a table looked into unless asked for.
+        The import takes 1 % of a start. There is no predictor for CPUs, and tables are read only if
+        set.
         """
         config = self.config
-        asked = config.autotune != "auto" or config.autotune_database or self.may_time
+        is_configured = config.autotune != "auto" or config.autotune_database or self.may_time
         on_cpus = all(device.type == "cpu" for device in self.devices)
-        return bool(asked) or not on_cpus or (home() / RECORDS).exists()
+        return bool(is_configured) or not on_cpus or (home() / RECORDS).exists()
 
     def identity(
         self,
         selected: "Mapping[bytes, Selection]" = MappingProxyType({}),
         level: Level | None = None,
     ) -> str:
-        """What our part of the generated code depends on, as one digest.
+        """Return one digest of everything that this backend's part of the code depends on.
 
-        `level`: of CPUs that all of them have it of, for which oneDNN's primitives are not kept.
+        Args:
+            selected: selected kernels, by encoded problem.
+            level: ISA level shared by all target CPUs; cached oneDNN primitives are disabled.
         """
         fields = self.identity_fields(selected)
-        kept = level is None and "cpu" in self._kinds
-        if kept and (version := graph_cache.onednn()):
-            # Weights lie as it wants them for so many threads.
+        uses_primitives = level is None and "cpu" in self._device_types
+        if uses_primitives and (version := graph_cache.onednn()):
+            # oneDNN chooses the layout of weights by the number of threads.
             fields |= {"onednn": version, "threads": torch.get_num_threads()}
         return digest_fields(fields)
 
     def identity_fields(self, selected: "Mapping[bytes, Selection]") -> dict[str, Any]:
-        """Sources, options, devices and selections."""
+        """Return the fields of `identity`: sources, options, devices and selected kernels."""
         return {
             "sources": source_digest(),
             "rules_off": tuple(sorted(self.config.rules_off)),
@@ -210,7 +219,7 @@ class Request:
             "sycl": self._sycl,
             "blocked_products": self.config.blocked_products,
             "capture": self.config.capture,
-            "targets": tuple(current(kind).arch for kind in self._kinds),
+            "targets": tuple(current(kind).arch for kind in self._device_types),
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),
             "leaves": self.may_time,
@@ -223,32 +232,36 @@ class Request:
         more: Mapping[str, Any] = MappingProxyType({}),
         level: Level | None = None,
     ) -> Key:
-        """What an entry of this kind is found by; `more`: what else its code depends on.
+        """Return the key of the cache entry.
 
-        `level`: of CPUs that all of them find it, whatever their number of threads.
+        Args:
+            selected: selected kernels, by encoded problem.
+            kind: kind of the entry.
+            more: further facts that the code depends on.
+            level: ISA level shared by all CPUs that may load the entry, with any number of threads.
         """
         identity = self.identity_fields(selected)
-        for name in ("sources", "targets"):  # fields of their own
+        for name in ("sources", "targets"):  # they are separate fields of the key
             del identity[name]
         problem = {**self._problem_fields, **more}
         problem["graph"] = hashlib.sha256(self.text.encode()).hexdigest()
-        # What serves a range of sizes is found by all of them: torch guards it by its own keys.
-        problem["sizes"] = tuple(repr(compat.sizes(value)) for value in self._traced)
+        # An entry for a range of sizes is found by all sizes in it: torch's own keys guard it.
+        problem["sizes"] = tuple(repr(compat.sizes(value)) for value in self._traced_inputs)
         if level:
             problem["settings"] = self._settings(but="threads")
         return graph_cache.key_of(identity, problem, dict(self.options), self.places, kind, level)
 
     def levels(self) -> tuple[Level, ...]:
-        """Those of x86-64 of which it may be one's graph, and compiled elsewhere, highest first.
+        """Return the x86-64 levels whose cached graph this machine may load, highest first.
 
-        None where somebody says how its C++ is compiled, or kernels are timed.
+        Empty if the user sets how C++ is compiled, or if kernels are timed.
         """
         on_cpu = all(place.type == "cpu" for place in self.places)
-        told = any(self.option(name) for name in TOLD) or any(map(os.environ.get, FLAGS))
-        return served() if on_cpu and not (told or self.may_time or self.runs_sycl) else ()
+        is_customized = any(self.option(name) for name in TOLD) or any(map(os.environ.get, FLAGS))
+        return served() if on_cpu and not (is_customized or self.may_time or self.runs_sycl) else ()
 
     def digest(self) -> str:
-        """What the problems of the graph depend on."""
+        """Return the digest of everything that the problems of the graph depend on."""
         return digest_fields(
             {
                 "identity": self.identity(),
@@ -260,12 +273,12 @@ class Request:
 
     @cached_property
     def _problem_fields(self) -> dict[str, Any]:
-        """What there is to compile, and the state of the process that it is compiled under."""
+        """Return the graph, its sizes, and the process state that affects compilation."""
         return {
             "settings": self._settings(),
             "autocast": tuple(
                 (kind, torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind)))
-                for kind in self._kinds
+                for kind in self._device_types
             ),
             "sizes": tuple(repr(compat.hints(value)) for value in self.example_inputs),
             "graph": _text(self.gm),
@@ -274,29 +287,31 @@ class Request:
     def _settings(self, but: str = "") -> tuple[str, ...]:
         from ipex_inductor.lowerings.problem.settings import settings_of
 
-        found = ({n: v for n, v in settings_of(k).items() if n != but} for k in self._kinds)
-        return tuple(map(repr, found))
+        settings = (
+            {n: v for n, v in settings_of(k).items() if n != but} for k in self._device_types
+        )
+        return tuple(map(repr, settings))
 
     @property
     def text(self) -> str:
-        """The Dynamo graph as text, the same wherever the user's code stands."""
+        """Return the Dynamo graph as text, independent of the location of the user's code."""
         return str(self._problem_fields["graph"])
 
     @cached_property
     def has_users_ops(self) -> bool:
-        """Whether ops take part of whose code the key knows nothing."""
+        """Return True if the graph calls custom ops whose code the key does not cover."""
         graphs = (m.graph for m in self.gm.modules() if isinstance(m, torch.fx.GraphModule))
         targets = (node.target for graph in graphs for node in graph.nodes)
         return any(_namespace(target) not in ("", *TORCHS) for target in targets)
 
     @property
     def runs_sycl(self) -> bool:
-        """Whether its code may call kernels in SYCL: those of an Intel GPU by record, as asked."""
+        """Return True if the code may call SYCL kernels: on an Intel GPU, or by option."""
         return self.config.sycl == "cpu" or any(place.type == "xpu" for place in self.places)
 
     @property
     def _sycl(self) -> str:
-        """The option, and what runs such kernels here: a cached graph calls them."""
+        """Return the SYCL option and its installed runtime, which graphs call; "" if unused."""
         if not self.runs_sycl:
             return ""
         from ipex_inductor.lowerings.common.sycl import installed
@@ -308,26 +323,26 @@ class Request:
         return [t for t in self.example_inputs if isinstance(t, torch.Tensor)]
 
     @property
-    def _traced(self) -> list[Any]:
-        """The inputs as Dynamo saw them, with symbols for sizes that are no constants."""
+    def _traced_inputs(self) -> list[Any]:
+        """Return the inputs as Dynamo traced them, with symbols for dynamic sizes."""
         inputs = self.gm.graph.find_nodes(op="placeholder")
         pairs = zip(inputs, self.example_inputs, strict=False)
         return [node.meta.get("example_value", value) for node, value in pairs]
 
     @property
-    def _kinds(self) -> list[str]:
+    def _device_types(self) -> list[str]:
         return sorted({place.type for place in self.places})
 
     @property
     def _compiles_on_host(self) -> bool:
-        """Whether g++ or nvcc make something of a graph that is on a GPU alone."""
+        """Return True if a graph on a GPU alone needs a host compiler (g++, nvcc)."""
         backends = ("max_autotune_gemm_backends", "max_autotune_conv_backends")
         cutlass = any("CUTLASS" in str(self.option(name)).upper() for name in backends)
         return cutlass or bool(self.option("cpp_wrapper"))
 
 
 def _namespace(target: Any) -> str:
-    """Of an op, "" for other things that are called; Dynamo leaves it open which overload it is."""
+    """Return the namespace of an op, "" for other callables; Dynamo may leave the overload open."""
     if isinstance(target, torch._ops.OpOverload):
         return target.namespace
     packet = isinstance(target, torch._ops.OpOverloadPacket)
@@ -335,16 +350,16 @@ def _namespace(target: Any) -> str:
 
 
 def _text(gm: torch.fx.GraphModule) -> str:
-    """A Dynamo graph without where the user's code stands, and how it names what goes in."""
+    """Return a Dynamo graph as text without source locations, and with numbered inputs."""
     names: dict[str, str] = {}
-    own = {s for n in gm.graph.find_nodes(op="placeholder") for s in (n.name, str(n.target))}
+    inputs = {s for n in gm.graph.find_nodes(op="placeholder") for s in (n.name, str(n.target))}
 
-    def numbered(found: re.Match[str]) -> str:
-        known = found[0] in own
-        return names.setdefault(found[0], f"input_{len(names)}") if known else found[0]
+    def rename_input(match: re.Match[str]) -> str:
+        is_input = match[0] in inputs
+        return names.setdefault(match[0], f"input_{len(names)}") if is_input else match[0]
 
     text = _COMMENT.sub("", gm.print_readable(print_output=False, include_stride=True))
-    return _INPUT.sub(numbered, text)
+    return _INPUT.sub(rename_input, text)
 
 
 def _selected_digest(selected: "Mapping[bytes, Selection]") -> str:

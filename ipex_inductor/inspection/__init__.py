@@ -1,1 +1,1 @@
-"""Explain what a compilation decided, and capture its reports."""
+"""Explain the decisions of a compilation, and capture its reports."""

@@ -1,4 +1,4 @@
-"""A compile of its own whose reports are collected, and that leaves tensors as they were."""
+"""A separate compile whose reports are collected, and that leaves tensors unchanged."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -13,30 +13,35 @@ from ipex_inductor.reporting.decisions import Event, GraphReport
 
 
 def compiled(
-    model: Callable[..., Any], seen: list[GraphReport], **compile_args: Any
+    model: Callable[..., Any], graph_reports: list[GraphReport], **compile_args: Any
 ) -> Callable[..., Any]:
-    """`torch.compile(model, backend="ipex", ...)` that collects the report of each graph in `seen`.
+    """Return `torch.compile(model, backend="ipex", ...)` that appends to `graph_reports`.
 
-    Independent of any other compilation of the model: the frame Dynamo compiles is a new one.
+    It is independent of any other compilation of the model, as Dynamo compiles a new frame.
+
+    Args:
+        model: what is called.
+        graph_reports: list that receives the report of each graph.
+        compile_args: arguments of `torch.compile`.
     """
     inner = getattr(model, "_orig_mod", getattr(model, "_torchdynamo_orig_callable", model))
 
     def backend(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Any:
         with decisions.capturing() as opened:
             result = compile_graph(gm, example_inputs, **options)
-        seen.append(opened[-1] if opened else _stayed_out())
+        graph_reports.append(opened[-1] if opened else _stayed_out())
         return result
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return inner(*args, **kwargs)
 
-    call.__code__ = call.__code__.replace()  # what Dynamo compiles, and looks up, it keeps there
+    call.__code__ = call.__code__.replace()  # Dynamo stores compiled code by code object
     options = dict(compile_args.pop("options", None) or {})
-    mode = compile_args.pop("mode", None)  # torch.compile takes one of the two
+    mode = compile_args.pop("mode", None)  # torch.compile accepts either mode or options
     options |= {"mode": mode} if mode else {}
     run = torch.compile(call, backend=backend, options=options, **compile_args)
 
-    def with_own_errors(*args: Any, **kwargs: Any) -> Any:
+    def call_unwrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return run(*args, **kwargs)
         except Exception as error:  # Dynamo wraps what a backend raises
@@ -45,12 +50,12 @@ def compiled(
                 raise raised from None
             raise
 
-    return with_own_errors
+    return call_unwrapped
 
 
 @contextlib.contextmanager
 def unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """These tensors have their values back afterwards, and torch its random state."""
+    """Restore the values of these tensors and torch's random state after the block."""
     saved = [(t, None if t.is_inference() else t._version, t.detach().clone()) for t in tensors]
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})
     try:
@@ -64,5 +69,5 @@ def unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _stayed_out() -> GraphReport:
-    reason = "our passes stayed out of this graph; the warning in the log says why"
+    reason = "the passes of ipex did not run on this graph; a warning in the log says why"
     return GraphReport([Event("fallback", "plain Inductor", reason)])

@@ -25,10 +25,10 @@ from ipex_inductor.reporting.decisions import KINDS, GraphReport
 from ipex_inductor.reporting.listing import Listing, number, show
 
 COLORS = {"fallback": "red", "fired": "green", "hoisted": "green", "missed": "yellow"}
-LINES_SHOWN = 3  # of the user's source, a row of the table
+LINES_SHOWN = 3  # most lines of the user's source in a row of the table
 
-# A call in code that Inductor generated: of a library's op, an extern kernel, one that it compiled
-# or one of ours; in C++ of a library's or one of ours.
+# A kernel call in generated code. In Python: a library's op, an extern kernel, a compiled kernel or
+# a kernel of this package; in C++: a library's op or a kernel of this package.
 KERNEL = re.compile(
     r"^\s+(?:\w+ = )?(?:(?:torch\.ops\.([\w.]+?)(?:\.default)?|extern_kernels\.(\w+)"
     r"|((?:cpp|triton|ipex)_\w+?)(?:\.run)?"
@@ -40,7 +40,7 @@ RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")  # Dynamo's name of 
 
 @dataclass(frozen=True)
 class Row:
-    """Equal decisions of one graph: `kind` as in `report.KINDS`, `where` the user's lines."""
+    """Equal decisions of one graph: `kind` as in `decisions.KINDS`, `where` the user's lines."""
 
     kind: str
     subject: str
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Break:
-    """A place where Dynamo had to stop a graph, the reason it gave, how to avoid it."""
+    """A graph break of Dynamo: its reason, its place, how to avoid it."""
 
     reason: str
     where: str
@@ -60,7 +60,7 @@ class Break:
 
 @dataclass(frozen=True)
 class Change:
-    """A line of a graph on both sides of a pass: `mark` is " ", "-", "+" or "~"."""
+    """A line of a graph before and after a pass: `mark` is " ", "-", "+" or "~"."""
 
     mark: str
     before: str
@@ -69,9 +69,9 @@ class Change:
 
 @dataclass(frozen=True)
 class GraphExplanation:
-    """One graph: what was decided, the kernels it calls with their counts, its text by stage.
+    """One graph: its decisions, the kernels it calls with their counts, its text by stage.
 
-    Stages: "traced" as AOT autograd gave it, "rewritten" by the rules, "compiled" by Inductor.
+    Stages: "traced" by AOT autograd, "rewritten" by the rules, "compiled" by Inductor.
     """
 
     summary: str
@@ -80,40 +80,40 @@ class GraphExplanation:
     stages: Mapping[str, str]
 
     def changes(self) -> list[tuple[str, str, list[Change]]]:
-        """The differences from each stage to the next: (from, to, lines)."""
+        """Return the differences from each stage to the next: (from, to, lines)."""
         return [(a, b, _diff(self.stages[a], self.stages[b])) for a, b in pairwise(self.stages)]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What backend `ipex` did to a model; `str()` is a table."""
+    """Everything that backend `ipex` did to a model; `str()` is a table."""
 
     title: str
     graphs: tuple[GraphExplanation, ...]
     breaks: tuple[Break, ...]
 
     def fired(self) -> dict[str, int]:
-        """How often each rule or fold fired, over all graphs."""
+        """Return how often each rule or fold was applied, over all graphs."""
         counts: Counter[str] = Counter()
         for row in (row for graph in self.graphs for row in graph.rows):
             counts[row.subject] += row.count * (row.kind == "fired")
         return dict(+counts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the text of the graphs, as plain data."""
+        """Return everything but the text of the graphs, as plain data."""
         graphs = [
             {"rows": [asdict(row) for row in graph.rows], "kernels": dict(graph.kernels)}
             for graph in self.graphs
         ]
-        breaks = [asdict(found) for found in self.breaks]
+        breaks = [asdict(graph_break) for graph_break in self.breaks]
         return {"schema": 1, **_versions(), "title": self.title, "graphs": graphs, "breaks": breaks}
 
     def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
+        """Return `to_dict` as indented JSON."""
         return json.dumps(self.to_dict(), indent=2)
 
     def to_html(self) -> str:
-        """One self-contained page, with every graph before and after the passes."""
+        """Return a self-contained page, with every graph before and after the passes."""
         from jinja2 import Environment, StrictUndefined
 
         page = Path(__file__).with_name("explanation.html.jinja").read_text(encoding="utf-8")
@@ -122,18 +122,18 @@ class Explanation:
         return environment.from_string(page).render(facts)
 
     def __rich__(self) -> Group:
-        """The tables, for a rich console."""
+        """Return the tables, for a rich console."""
         parts: list[Any] = [Text(self.title, "bold"), ""]
         if not self.graphs:
             parts.append(Text("Dynamo found no graph to compile.", "yellow"))
         for index, graph in enumerate(self.graphs):
-            parts += _shown(f"graph {index}", graph)
+            parts += _render_graph(f"graph {index}", graph)
         if self.breaks:
             parts.append(_break_table(self.breaks))
         return Group(*parts)
 
     def __str__(self) -> str:
-        """The same as a terminal of 100 columns shows it, without colours."""
+        """Return the tables as a terminal of 100 columns shows them, without colours."""
         console = Console(file=io.StringIO(), width=100, color_system=None, force_terminal=True)
         with console.capture() as text:
             show(console, self)
@@ -146,15 +146,20 @@ def explain(
     compile_args: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Explanation:
-    """Compile `model` with backend `ipex`, run it once on the inputs, and say what was done.
+    """Compile `model` with backend `ipex`, run it once on the inputs, and explain what was done.
 
-    `compile_args` are those of `torch.compile` (`mode`, `options`, `dynamic`); the train or eval
-    mode of the model and the grad mode are the caller's. Graph caches are off for this run, and
-    nothing is left of it: buffers and inputs written, random state, counters and compiled frames
-    are put back. Graphs that may be captured run some more times, to be timed. What the model
-    raises is raised.
+    The model's train or eval mode and the grad mode are used as they are. Graph caches are off for
+    this run, and it leaves no traces: written buffers and inputs, random state, counters and
+    compiled frames are restored. Graphs that may be captured run a few more times, to be timed.
+    Exceptions of the model are raised.
+
+    Args:
+        model: a module or another callable.
+        inputs: positional arguments of the model.
+        compile_args: arguments of `torch.compile` (`mode`, `options`, `dynamic`).
+        kwargs: keyword arguments of the model.
     """
-    seen: list[GraphReport] = []
+    graph_reports: list[GraphReport] = []
     written = [*_buffers(model), *_tensors((inputs, kwargs))]
     with (
         compat.dynamo_unchanged() as breaks,
@@ -162,10 +167,10 @@ def explain(
         compat.graph_caches_off(),
         at_once(),
     ):
-        compiled(model, seen, **(compile_args or {}))(*inputs, **kwargs)
+        compiled(model, graph_reports, **(compile_args or {}))(*inputs, **kwargs)
     return Explanation(
         _title(model, compile_args or {}),
-        tuple(map(_explain_graph, seen)),
+        tuple(map(_explain_graph, graph_reports)),
         _explain_breaks(breaks),
     )
 
@@ -178,53 +183,53 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-def _explain_graph(seen: GraphReport) -> GraphExplanation:
-    stages = dict(seen.stages or {})
-    found = KERNEL.findall(stages.pop("code", ""))
-    kernels = Counter(next(filter(None, names)) for names in found)
+def _explain_graph(graph_report: GraphReport) -> GraphExplanation:
+    stages = dict(graph_report.stages or {})
+    calls = KERNEL.findall(stages.pop("code", ""))
+    kernels = Counter(next(filter(None, names)) for names in calls)
     groups: dict[tuple[str, str, str], list[str]] = {}
-    for event in seen.events:
+    for event in graph_report.events:
         groups.setdefault((event.kind, event.subject, event.reason), []).append(event.where)
     rows = [
-        Row(kind, subject, len(frames), reason, _places(frames))
+        Row(kind, subject, len(frames), reason, _unique_places(frames))
         for (kind, subject, reason), frames in groups.items()
     ]
     rows.sort(key=lambda row: list(KINDS).index(row.kind))
-    return GraphExplanation(seen.summary(), tuple(rows), dict(kernels), stages)
+    return GraphExplanation(graph_report.summary(), tuple(rows), dict(kernels), stages)
 
 
-def _explain_breaks(found: Iterable[Any]) -> tuple[Break, ...]:
-    """One a place: Dynamo says it again for each frame that the place was inlined into."""
-    places: dict[str, Break] = {}
-    for each in map(_explain_break, found):
-        places.setdefault(each.where, each)
-    return tuple(places.values())
+def _explain_breaks(dynamo_breaks: Iterable[Any]) -> tuple[Break, ...]:
+    """Return one break per place: Dynamo repeats it for each frame that inlined the place."""
+    by_place: dict[str, Break] = {}
+    for graph_break in map(_explain_break, dynamo_breaks):
+        by_place.setdefault(graph_break.where, graph_break)
+    return tuple(by_place.values())
 
 
-def _explain_break(found: Any) -> Break:
-    reason, _, details = str(found.reason).partition("\n")
+def _explain_break(dynamo_break: Any) -> Break:
+    reason, _, details = str(dynamo_break.reason).partition("\n")
     if reason.startswith("generic_jump"):
         reason = f"a branch on the value of a tensor ({reason})"
-    frame = found.user_stack[-1] if found.user_stack else None
+    frame = dynamo_break.user_stack[-1] if dynamo_break.user_stack else None
     where = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}' if frame else ""
     return Break(reason, _place(where), "\n".join(map(str.strip, details.strip().splitlines())))
 
 
-def _places(frames: Iterable[str]) -> tuple[str, ...]:
+def _unique_places(frames: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_place(frame) for frame in frames if frame))
 
 
 def _place(frame: str) -> str:
-    """`File "/here/model.py", line 7, in forward` as `model.py:7 in forward`.
+    """Return `File "/here/model.py", line 7, in forward` as `model.py:7 in forward`.
 
-    What is installed is named from its package on.
+    Paths of installed files begin at their package.
     """
     match = re.match(r'File "(.+)", line (\d+), in (.+)', frame)
     if match is None:
         return frame
-    path, here = match[1].rpartition("/site-packages/")[2], f"{Path.cwd()}/"
+    path, working_dir = match[1].rpartition("/site-packages/")[2], f"{Path.cwd()}/"
     function = RESUMED.sub(r"\1", match[3])
-    return f"{path.removeprefix(here)}:{match[2]} in {function}"
+    return f"{path.removeprefix(working_dir)}:{match[2]} in {function}"
 
 
 def _diff(before: str, after: str) -> list[Change]:
@@ -233,16 +238,16 @@ def _diff(before: str, after: str) -> list[Change]:
     for tag, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         mark = {"equal": " ", "delete": "-", "insert": "+", "replace": "~"}[tag]
         for row in range(max(j - i, m - k)):
-            left = a[i + row] if i + row < j else ""
-            right = b[k + row] if k + row < m else ""
-            changes.append(Change(mark, left, right))
+            old_line = a[i + row] if i + row < j else ""
+            new_line = b[k + row] if k + row < m else ""
+            changes.append(Change(mark, old_line, new_line))
     return changes
 
 
 def _title(model: Callable[..., Any], compile_args: Mapping[str, Any]) -> str:
     name = getattr(model, "__qualname__", type(model).__name__)
-    told = "".join(f", {key}={value!r}" for key, value in compile_args.items())
-    return f"{name}{told}"
+    arguments = "".join(f", {key}={value!r}" for key, value in compile_args.items())
+    return f"{name}{arguments}"
 
 
 @functools.cache
@@ -250,8 +255,8 @@ def _versions() -> Mapping[str, str]:
     return types.MappingProxyType({"torch": compat.VERSION, "ipex_inductor": __version__})
 
 
-def _shown(title: str, graph: GraphExplanation) -> Iterator[Any]:
-    """One graph as a table and its kernels."""
+def _render_graph(title: str, graph: GraphExplanation) -> Iterator[Any]:
+    """Yield one graph as a table, and its kernels."""
     if graph.rows:
         table = Listing("", "what", number("n"), "why", "where", title=title)
         for row in graph.rows:
@@ -265,14 +270,14 @@ def _shown(title: str, graph: GraphExplanation) -> Iterator[Any]:
     else:
         yield Text(f"{title}: {graph.summary}", "italic")
     if graph.kernels:
-        each = (name + f" x{n}" * (n > 1) for name, n in graph.kernels.items())
-        yield Text(f"kernels: {', '.join(each)}")
+        calls = (name + f" x{n}" * (n > 1) for name, n in graph.kernels.items())
+        yield Text(f"kernels: {', '.join(calls)}")
     yield ""
 
 
 def _break_table(breaks: Sequence[Break]) -> Listing:
     table = Listing("why", "where", title="graph breaks")
-    for found in breaks:
-        why = f"{found.reason}\n{found.details.partition(chr(10))[0]}".rstrip()
-        table.add_row(Text(why), Text(found.where))
+    for graph_break in breaks:
+        why = f"{graph_break.reason}\n{graph_break.details.partition(chr(10))[0]}".rstrip()
+        table.add_row(Text(why), Text(graph_break.where))
     return table

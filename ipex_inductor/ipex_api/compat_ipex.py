@@ -1,4 +1,4 @@
-"""`import intel_extension_for_pytorch as ipex` in old programs: `install()` makes it find us."""
+"""`import intel_extension_for_pytorch as ipex` in old programs, resolved to this package."""
 
 import sys
 from importlib import import_module
@@ -16,7 +16,7 @@ from ipex_inductor.reporting import decisions
 
 PACKAGES = ("intel_extension_for_pytorch", "intel_pytorch_extension")  # the older name second
 
-# What old programs call on torch.xpu, and torch may not have.
+# Names of torch.xpu that old programs call and torch may lack.
 XPU_NAMES = (
     *("FP32MathMode", "amp", "fp32_math_mode", "get_fp32_math_mode", "memory_summary"),
     *("optimize", "set_fp32_math_mode"),
@@ -24,26 +24,35 @@ XPU_NAMES = (
 
 
 def install() -> tuple[str, ...]:
-    """From now on this process imports us as `intel_extension_for_pytorch` (or by its older name).
+    """Resolve imports of `intel_extension_for_pytorch` (or its older name) to this package.
 
-    Every module and name of IPEX that docs/migrating.md calls working resolves; others raise
-    `NotCarriedError` or `NotCarriedImportError` with the reason. Attaches to `torch.xpu` what torch
-    lacks of `XPU_NAMES`, says so in the log, and returns those names; other names that only IPEX
-    had there are answered in the same way. A second call does nothing.
-    Raises `AlreadyImportedError` where IPEX itself has been imported.
+    Every module and name of IPEX that docs/migrating.md calls working resolves; all others raise
+    with the reason. Names of `XPU_NAMES` that torch lacks are attached to `torch.xpu` and logged;
+    other names that only IPEX had there are answered as in IPEX's modules. A second call does
+    nothing.
+
+    Returns:
+        The names attached to `torch.xpu`.
+
+    Raises:
+        AlreadyImportedError: if IPEX itself has been imported.
+        NotCarriedError: later, for a name that is not carried.
+        NotCarriedImportError: later, for a module that is not carried.
     """
     loaded = sys.modules.get(PACKAGES[0]) or sys.modules.get(PACKAGES[1])
     if loaded is not None and not isinstance(loaded, _Module):
-        todo = "Call install() before anything imports it."
-        raise AlreadyImportedError("IPEX not to be imported yet", repr(loaded), todo)
+        advice = "Call install() before anything imports it."
+        raise AlreadyImportedError("IPEX not to be imported yet", repr(loaded), advice)
     if _FINDER in sys.meta_path:
         return ()
     sys.meta_path.insert(0, _FINDER)
     missing = [name for name in XPU_NAMES if name not in vars(torch.xpu)]
     xpu = import_module(f"{PACKAGES[0]}.xpu")
-    given = {name: getattr(xpu, name) for name in missing}
-    given |= {"__getattr__": _of_torch_xpu} if "__getattr__" not in vars(torch.xpu) else {}
-    for name, value in given.items():
+    attributes = {name: getattr(xpu, name) for name in missing}
+    attributes |= (
+        {"__getattr__": _find_on_torch_xpu} if "__getattr__" not in vars(torch.xpu) else {}
+    )
+    for name, value in attributes.items():
         setattr(torch.xpu, name, value)
         _attached.append(name)
     decisions.log.info(
@@ -53,7 +62,7 @@ def install() -> tuple[str, ...]:
 
 
 def uninstall() -> None:
-    """Undo `install`: modules it made are forgotten, and `torch.xpu` loses what it was given."""
+    """Undo `install`: forget the modules it made, and detach its names from `torch.xpu`."""
     if _FINDER in sys.meta_path:
         sys.meta_path.remove(_FINDER)
     if isinstance(sys.modules.get(PACKAGES[0]) or sys.modules.get(PACKAGES[1]), _Module):
@@ -64,7 +73,7 @@ def uninstall() -> None:
 
 
 def take_place(name: str) -> None:
-    """`install`, and have the module `name`, just being imported, replaced by ours."""
+    """Call `install`, and replace the module `name`, which is just being imported."""
     if name in PACKAGES:
         del sys.modules[name]
         install()
@@ -72,7 +81,7 @@ def take_place(name: str) -> None:
 
 
 class _Module(ModuleType):
-    """A module of IPEX: what the table of names has below it."""
+    """A module of IPEX, with the names that the table lists below it."""
 
     def __getattr__(self, name: str) -> Any:
         path = f"{self.__name__}.{name}".partition(".")[2]
@@ -83,22 +92,22 @@ class _Module(ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if not entry.resolves:
             raise NotCarriedError(*_refusal(f"{self.__name__}.{name}", entry))
-        found = entry.get()
-        setattr(self, name, found)
-        return found
+        value = entry.get()
+        setattr(self, name, value)
+        return value
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *_below(self.__name__)})
+        return sorted({*super().__dir__(), *_names_below(self.__name__)})
 
 
 class _Alias(InspectLoader):
-    """Import a module of ours by the name that IPEX had for it, or run it as `python -m` does."""
+    """Import a module of this package by its IPEX name, or run it as `python -m` does."""
 
     def __init__(self, home: str) -> None:
         self.home = home
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the module itself in the place of the empty one that the import system made."""
+        """Replace the empty module of the import system by the real one."""
         sys.modules[module.__name__] = import_module(self.home)
 
     def get_code(self, fullname: str) -> CodeType | None:
@@ -117,10 +126,13 @@ class _Alias(InspectLoader):
 
 
 class _Finder(MetaPathFinder, Loader):
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return a package for each module of IPEX, ours for one that is carried as a whole.
+    """Finder and loader of the modules of IPEX."""
 
-        Raises `NotCarriedImportError` with the reason for a name that is not carried.
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Return a package for each module of IPEX; this package's module if carried as a whole.
+
+        Raises:
+            NotCarriedImportError: with the reason, for a name that is not carried.
         """
         package, _, name = fullname.partition(".")
         if package not in PACKAGES:
@@ -135,30 +147,32 @@ class _Finder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, _Alias(entry.home)) if entry.is_module else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """A module that looks names up when they are asked for."""
+        """Return a module that resolves names on access."""
         return _Module(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """What `from ... import *` takes."""
-        vars(module)["__all__"] = _below(module.__name__)
+        """Set `__all__`, which `from ... import *` reads."""
+        vars(module)["__all__"] = _names_below(module.__name__)
 
 
 _FINDER = _Finder()
 _attached: list[str] = []
 
 
-def _of_torch_xpu(name: str) -> Any:
-    """Return what IPEX had under `torch.xpu` and torch has not.
+def _find_on_torch_xpu(name: str) -> Any:
+    """Return a name that IPEX had under `torch.xpu` and torch lacks.
 
-    Raises `NotCarriedError` with the reason where that is not carried.
+    Raises:
+        NotCarriedError: with the reason, if it is not carried.
+        AttributeError: if IPEX had no such name.
     """
     if ipex_names.find(f"xpu.{name}") is None and f"xpu.{name}" not in ipex_names.modules():
         raise AttributeError(f"module 'torch.xpu' has no attribute {name!r}")
     return getattr(import_module(f"{PACKAGES[0]}.xpu"), name)
 
 
-def _below(module: str) -> list[str]:
-    """The names that resolve right below a module of IPEX."""
+def _names_below(module: str) -> list[str]:
+    """Return the names that resolve directly below a module of IPEX."""
     path = module.partition(".")[2]
     entries = (
         entry.name.rpartition(".") for entry in ipex_names.names().values() if entry.resolves
@@ -167,6 +181,6 @@ def _below(module: str) -> list[str]:
 
 
 def _refusal(name: str, entry: ipex_names.Name) -> tuple[str, str, str]:
-    """Expected, came and what to do, for a name that old code cannot have."""
-    todo = f"Use {entry.note}." if entry.kind == "instead" else entry.note
-    return "a name of IPEX that works here", name, f"{todo} See {ipex_names.PAGE}."
+    """Return the three parts of the error for a name that is not carried."""
+    advice = f"Use {entry.note}." if entry.kind == "instead" else entry.note
+    return "a name of IPEX that works here", name, f"{advice} See {ipex_names.PAGE}."

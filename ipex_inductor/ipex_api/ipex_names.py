@@ -1,6 +1,6 @@
-"""What became of every public name of IPEX: works here, torch has it, or not carried.
+"""Table of every public name of IPEX: it works here, torch has it, or it is not carried.
 
-The names stand in ipex_names.toml, without the package's own (`optimize`, `nn.FrozenBatchNorm2d`).
+ipex_names.toml lists the names, without the package's own (`optimize`, `nn.FrozenBatchNorm2d`).
 """
 
 import functools
@@ -14,17 +14,18 @@ from typing import Any
 from ipex_inductor import __version__, compat
 
 VERSION = f"{compat.VERSION.partition('+')[0]}+ipex.inductor.{__version__}"
-"""What programs compare with torch's version, as IPEX's had to agree with it."""
+"""Version that programs compare with torch's, as the versions of IPEX and torch had to agree."""
 
 PAGE = "docs/migrating.md"
-REST = ".*"  # at the end of a name: whatever is below and not listed
+REST = ".*"  # suffix of a name: everything below it that is not listed
 
 
 @dataclass(frozen=True)
 class Name:
-    """One name of IPEX: `kind` is "works", "torch" (handed on), "instead" or "not_carried".
+    """One name of IPEX; `kind` is "works", "torch" (resolves to torch), "instead" or "not_carried".
 
-    `home`: the full name that has it now, "" if none. `note`: how, or why not.
+    `home`: full name of its object now, "" if none. `note`: how to replace it, or why it is
+    missing.
     """
 
     kind: str
@@ -34,16 +35,16 @@ class Name:
 
     @property
     def resolves(self) -> bool:
-        """Whether old code gets an object, and not an error that says what to do."""
+        """Return True if old code gets an object instead of an error that gives advice."""
         return self.kind in ("works", "torch")
 
     @property
     def is_module(self) -> bool:
-        """Return whether the name is that of a module, so that `import` finds it."""
+        """Return True if the name is that of a module, so that `import` finds it."""
         return self.resolves and isinstance(self.get(), ModuleType)
 
     def get(self) -> Any:
-        """The object that `home` names."""
+        """Return the object that `home` names."""
         return locate(self.home)
 
 
@@ -55,29 +56,29 @@ def _data() -> dict[str, Any]:
 
 @functools.cache
 def names() -> Mapping[str, Name]:
-    """Every name, in the order of the file."""
+    """Return every name, in the order of the file."""
     data = _data()
-    found = [Name(kind, *pair) for kind in ("works", "torch") for pair in data[kind].items()]
+    entries = [Name(kind, *pair) for kind in ("works", "torch") for pair in data[kind].items()]
     for group in data["instead"]:
-        found += [Name("instead", name, group["torch"], group["how"]) for name in group["names"]]
+        entries += [Name("instead", name, group["torch"], group["how"]) for name in group["names"]]
     for group in data["not_carried"]:
-        found += [Name("not_carried", name, "", group["reason"]) for name in group["names"]]
-    return {name.name: name for name in found}
+        entries += [Name("not_carried", name, "", group["reason"]) for name in group["names"]]
+    return {name.name: name for name in entries}
 
 
 @functools.cache
 def modules() -> frozenset[str]:
-    """What old code can import: "" for the package itself, and all that a name stands in."""
+    """Return the importable modules: "" for the package itself, and all parents of names."""
     parts = (name.split(".")[:-1] for name in names())
     return frozenset(".".join(part[:n]) for part in parts for n in range(len(part) + 1))
 
 
 def find(name: str) -> Name | None:
-    """Return the entry of `name`: its own, torch's where that has it, or that of what is around it.
+    """Return the entry of `name`: listed, torch's, or of its nearest parent that does not resolve.
 
-    Names below one that resolves are not looked up here: they are the object's own.
+    Names below one that resolves have no entry: they are attributes of its object.
     """
-    if entry := names().get(name) or _handed_on(name):
+    if entry := names().get(name) or _find_in_torch(name):
         return entry
     parts = name.split(".")
     prefixes = [".".join(parts[:n]) for n in range(len(parts) - 1, 0, -1)]
@@ -86,37 +87,37 @@ def find(name: str) -> Name | None:
     return None if entry is None or entry.resolves else entry
 
 
-def _handed_on(name: str) -> Name | None:
-    """Return an entry for a name of a module that is torch's but for what the tables list."""
+def _find_in_torch(name: str) -> Name | None:
+    """Return an entry for a name in a module that is torch's except for the listed names."""
     for module, home in _data()["others"].items():
         if not name.startswith(f"{module}.") or name.startswith(f"{module}.__"):
             continue
         path = f"{home}{name.removeprefix(module)}"
-        found: Any = import_module(home)
+        value: Any = import_module(home)
         for part in path.removeprefix(f"{home}.").split("."):
-            found = vars(found).get(part) if isinstance(found, ModuleType) else None
-        if found is not None:
+            value = vars(value).get(part) if isinstance(value, ModuleType) else None
+        if value is not None:
             return Name("torch", name, path)
     return None
 
 
 def locate(path: str) -> Any:
-    """The object with this full name: its module is imported."""
+    """Return the object with this full name; its module is imported."""
     parts = path.split(".")
-    found = import_module(parts[0])
+    value = import_module(parts[0])
     for number, part in enumerate(parts[1:], 1):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             import_module(".".join(parts[: number + 1]))
-        found = getattr(found, part)
-    return found
+        value = getattr(value, part)
+    return value
 
 
 def tables() -> dict[str, str]:
-    """The tables of docs/migrating.md by kind, a row for all names that share an answer."""
+    """Return the tables of docs/migrating.md by kind, one row for names that share an answer."""
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for entry in names().values():
         rows.setdefault(entry.kind, {}).setdefault((entry.home, entry.note), []).append(entry.name)
-    return {kind: "\n".join(_row(*row) for row in found.items()) for kind, found in rows.items()}
+    return {kind: "\n".join(_row(*row) for row in groups.items()) for kind, groups in rows.items()}
 
 
 def _row(answer: tuple[str, str], names: list[str]) -> str:

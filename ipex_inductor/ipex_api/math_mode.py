@@ -1,4 +1,4 @@
-"""What fp32 matrix products, convolutions and RNNs may round their inputs to, on each device."""
+"""Reduced-precision modes of fp32 GEMMs, convolutions and RNNs, by device type."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ipex_inductor.errors import DeviceError, OptionError
 
 
 class FP32MathMode(IntEnum):
-    """How fp32 inputs are read: as they are, or with the mantissa of tf32 (10 bit) or bf16 (7)."""
+    """Rounding of fp32 inputs: none, or the mantissa of tf32 (10 bits) or bf16 (7 bits)."""
 
     FP32 = 0
     TF32 = 1
@@ -19,31 +19,39 @@ class FP32MathMode(IntEnum):
 
 
 FP32, TF32, BF32 = FP32MathMode
-_MODES = {"none": FP32, "ieee": FP32, "tf32": TF32, "bf16": BF32}  # by torch's word
+_MODES = {"none": FP32, "ieee": FP32, "tf32": TF32, "bf16": BF32}  # keyed by torch's names
 
 
 def set_fp32_math_mode(mode: FP32MathMode = FP32, device: str = "cpu") -> None:
-    """Let products of fp32 tensors on `device` ("cpu", "cuda" or "xpu") round their inputs.
+    """Let GEMMs, convolutions and RNNs of fp32 tensors round their inputs, on one device type.
 
-    For the whole process, through torch's own settings of precision: matrix products, convolutions
-    and RNNs. Raises `OptionError` for another device or mode, and for BF32 on GPUs, which torch
-    does not have there; `DeviceError` for TF32 on "xpu" where torch is built without Intel GPUs.
+    It holds for the whole process, through torch's own precision settings.
+
+    Args:
+        mode: the rounding.
+        device: "cpu", "cuda" or "xpu".
+
+    Raises:
+        OptionError: for another device or mode, and for BF32 on GPUs, which torch lacks there.
+        DeviceError: for TF32 on "xpu" if torch is built without Intel GPUs.
     """
-    math = _math(device)
+    math = _find_device(device)
     if mode not in math.modes:
-        todo = "Use FP32MathMode.TF32, or autocast to torch.bfloat16."
-        names = ", ".join(f"FP32MathMode.{known.name}" for known in math.modes)
-        raise OptionError(f"{names} on device {device!r}", f"{mode!r}{math.lacks}", todo)
+        advice = "Use FP32MathMode.TF32, or autocast to torch.bfloat16."
+        names = ", ".join(f"FP32MathMode.{choice.name}" for choice in math.modes)
+        raise OptionError(f"{names} on device {device!r}", f"{mode!r}{math.lacks}", advice)
     math.write(FP32MathMode(mode))
 
 
 def get_fp32_math_mode(device: str = "cpu") -> FP32MathMode:
-    """The mode of `device`; where products and convolutions differ, the least exact one in use.
+    """Return the mode of `device`; if GEMMs and convolutions differ, the least exact one.
 
-    "cuda" starts with TF32, which torch allows cuDNN's convolutions. Raises `OptionError` for an
-    unknown device.
+    "cuda" starts with TF32, which torch allows for cuDNN's convolutions.
+
+    Raises:
+        OptionError: for an unknown device.
     """
-    return _math(device).read()
+    return _find_device(device).read()
 
 
 def _read_cpu() -> FP32MathMode:
@@ -52,9 +60,10 @@ def _read_cpu() -> FP32MathMode:
 
 
 def _write_cpu(mode: FP32MathMode) -> None:
-    """Torch's older switch is set with the new one: where the two disagree, reading it raises.
+    """Set the mode on CPUs in torch's older and newer switch: if they disagree, reading raises.
 
-    Inductor's autotuning reads it before torch 2.15. It sets CUDA's too, which is set back.
+    Inductor's autotuning reads the older one before torch 2.15. It sets CUDA's too, which is set
+    back.
     """
     cuda = torch.backends.cuda.matmul
     on_cuda = cuda.fp32_precision
@@ -74,7 +83,7 @@ def _read_cuda() -> FP32MathMode:
 
 
 def _write_cuda(mode: FP32MathMode) -> None:
-    """The older switches, because they set the new ones too, and not the other way round."""
+    """Set the older switches, which set the newer ones too, but not vice versa."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     cuda.allow_tf32 = cudnn.allow_tf32 = mode == TF32
 
@@ -88,13 +97,13 @@ def _write_xpu(mode: FP32MathMode) -> None:
     if torch.xpu._is_compiled():
         onednn.allow_tf32 = mode == TF32
     elif mode != FP32:
-        todo = "Install torch's XPU build, or name the device you use."
-        raise DeviceError("a torch built for Intel GPUs", "one that is not", todo)
+        advice = "Install torch's XPU build, or name the device you use."
+        raise DeviceError("a torch built for Intel GPUs", "one that is not", advice)
 
 
 @dataclass(frozen=True)
 class _Math:
-    """The modes of one device, how to read and write them, and why one is not there."""
+    """The modes of one device type, how to read and write them, and why one is missing."""
 
     modes: tuple[FP32MathMode, ...]
     read: Callable[[], FP32MathMode]
@@ -109,8 +118,8 @@ _DEVICES = {
 }
 
 
-def _math(device: str) -> _Math:
+def _find_device(device: str) -> _Math:
     if device in _DEVICES:
         return _DEVICES[device]
-    todo = 'Name a device type, as in set_fp32_math_mode(mode, device="cpu").'
-    raise OptionError(f"a device out of {', '.join(_DEVICES)}", repr(device), todo)
+    advice = 'Name a device type, as in set_fp32_math_mode(mode, device="cpu").'
+    raise OptionError(f"a device out of {', '.join(_DEVICES)}", repr(device), advice)

@@ -1,4 +1,4 @@
-"""Statistics of a caching allocator as a table, laid out as torch lays out those of CUDA."""
+"""Statistics of a caching allocator as a table, in the layout of torch.cuda.memory_summary."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ POOLS = (("large_pool", "      from large pool"), ("small_pool", "      from sma
 
 @dataclass(frozen=True)
 class _Unit:
-    """How a number is shortened: divided by `step` until it is below `most`."""
+    """Abbreviation of a number: divided by `step` until it is below `most`."""
 
     names: tuple[str, ...]
     step: int
@@ -19,7 +19,7 @@ class _Unit:
     text: str
 
     def show(self, value: int, like: int) -> str:
-        """`value` in the unit that suits `like`."""
+        """Return `value` in the unit that suits `like`."""
         power = 0
         while like >= self.most * self.step**power and power < len(self.names) - 1:
             power += 1
@@ -45,16 +45,20 @@ METRICS = (
 
 
 def memory_table(stats: Mapping[str, int], kind: str, device: int, abbreviated: bool) -> str:
-    """`stats` as `torch.cuda.memory_stats` has them, of device number `device` of a `kind`.
+    """Return allocator statistics as a table, one row per counted metric.
 
-    A row for each metric that is counted, and one for each of its pools unless `abbreviated`.
+    Args:
+        stats: as `torch.cuda.memory_stats` returns them.
+        kind: device type in capitals, such as "XPU".
+        device: index of the device.
+        abbreviated: True to leave out the rows of each pool.
     """
     rule, thin = "=" * WIDTH, "-" * WIDTH
     lines = [rule, f"{'':17} PyTorch {kind} memory summary, device ID {device}"]
     if "num_ooms" in stats and "num_alloc_retries" in stats:
         ooms, retries = stats["num_ooms"], stats["num_alloc_retries"]
-        left = f"{'':11} {kind} OOMs: {ooms}".ljust(36)
-        lines += [thin, f"{left}|{'':7} {kind.lower()}Malloc retries: {retries}"]
+        cell = f"{'':11} {kind} OOMs: {ooms}".ljust(36)
+        lines += [thin, f"{cell}|{'':7} {kind.lower()}Malloc retries: {retries}"]
     lines += [rule, HEADER]
     for key, title, unit in METRICS:
         rows = [*_rows(stats, key, title, unit, abbreviated)]

@@ -1,6 +1,6 @@
-"""What IPEX's internals knew of a parameter, for programs that ask them.
+"""IPEX's internal view of a parameter, for programs that query it.
 
-Nothing is wrapped here: the answers come from what `optimize` would cast, and from what it has.
+Nothing is wrapped: the answers come from what `optimize` would cast, and from its state.
 """
 
 from collections.abc import Collection, MutableMapping
@@ -16,59 +16,59 @@ IPEX_FUSED_OPTIMIZER_LIST = sorted(FUSED_OPTIMIZERS, key=lambda kind: kind.__nam
 
 
 class ParameterWrapper:
-    """One parameter of a model: who owns it, and how `optimize` holds it."""
+    """One parameter of a model: its owning modules, and how `optimize` stores it."""
 
     def __init__(self) -> None:
         self.modules_cls: set[type] = set()
         self.num_modules = 0
         self.parameter: nn.Parameter | None = None
-        self.weight: Weight | None = None  # how it is held, None as it was
-        self.group: Group | None = None  # what is cast with it
-        self.held: Collection[nn.Parameter] = ()  # of the model, in low precision already
+        self.weight: Weight | None = None  # how it is stored; None: unchanged
+        self.group: Group | None = None  # parameters that are cast together
+        self.held: Collection[nn.Parameter] = ()  # parameters of the model already in low precision
 
     @property
     def casted_dtype(self) -> torch.dtype | None:
-        """The low precision it is held in, None if it is not cast."""
+        """Return its low-precision dtype, None if it is not cast."""
         return self.weight.param.dtype if self.weight else None
 
     @property
     def original_dtype(self) -> torch.dtype | None:
-        """What it was before, which state dicts show; None if it is not cast."""
+        """Return its dtype before casting, which state dicts show; None if it is not cast."""
         if isinstance(self.weight, Rounded):
             return self.weight.public
         return torch.float32 if self.weight else None
 
     @property
     def split(self) -> bool | None:
-        """Whether training keeps its lower half beside it; None if it is not cast for training."""
+        """Return True if training stores its lower half separately; None if not cast."""
         return isinstance(self.weight, Split) if isinstance(self.weight, (Split, Master)) else None
 
     @property
     def master_parameter(self) -> Tensor | None:
-        """The fp32 value that training keeps beside it."""
+        """Return the fp32 master value that training keeps, or None."""
         return self.weight.full() if isinstance(self.weight, Master) else None
 
     @property
     def parameter_trail(self) -> Tensor | None:
-        """The lower half that training keeps beside it, its bits as bf16."""
+        """Return the lower half that training keeps, its bits viewed as bf16, or None."""
         return self.weight.rest.view(torch.bfloat16) if isinstance(self.weight, Split) else None
 
     def can_cast_training(self, dtype: torch.dtype, device_type: str = "cpu") -> bool:
-        """See the function of this name."""
+        """Return True if training casts it; see the function of this name."""
         return can_cast_training(self, dtype, device_type)
 
     def can_cast_inference(self, dtype: torch.dtype, device_type: str = "cpu") -> bool:
-        """Whether `optimize(model, dtype)` casts it for inference."""
+        """Return True if `optimize(model, dtype)` casts it for inference."""
         return _can_cast(self, dtype, device_type, "inference")
 
 
 def can_cast_training(
     wrapper: ParameterWrapper, dtype: torch.dtype, device_type: str = "cpu"
 ) -> bool:
-    """Whether `optimize(model, dtype, optimizer)` casts the parameter.
+    """Return True if `optimize(model, dtype, optimizer)` casts the parameter.
 
-    It is fp32 (or held in low precision already), and every module that owns it, or shares
-    parameters with one that does, is of a listed class.
+    It must be fp32 (or in low precision already), and every module that owns it, or shares
+    parameters with an owner, must be of a listed class.
     """
     return _can_cast(wrapper, dtype, device_type, "training")
 
@@ -78,8 +78,8 @@ def get_shared_parameter_status(
 ) -> None:
     """Fill `shared_p` with a wrapper for every parameter of `module`.
 
-    Parameters of one module, and of modules that share one, have their classes in common: where one
-    cannot be cast, none is.
+    Parameters of one module, and of modules that share one, have their classes in common: if one of
+    them cannot be cast, none is.
     """
     held = weights_of(module)
     for group in groups_of(module):
@@ -93,12 +93,12 @@ def get_shared_parameter_status(
 
 
 def IPEX_WEIGHT_CONVERT_MODULE_CPU(inference: bool, dtype: torch.dtype) -> list[type]:
-    """Classes of `torch.nn` whose parameters `optimize` casts on CPUs."""
+    """Return the classes of `torch.nn` whose parameters `optimize` casts on CPUs."""
     return _classes("cpu", inference, dtype)
 
 
 def IPEX_WEIGHT_CONVERT_MODULE_XPU(inference: bool, dtype: torch.dtype) -> list[type]:
-    """Classes of `torch.nn` whose parameters `optimize` casts on GPUs."""
+    """Return the classes of `torch.nn` whose parameters `optimize` casts on GPUs."""
     return _classes("xpu", inference, dtype)
 
 
@@ -110,7 +110,7 @@ def _classes(device_type: str, inference: bool, dtype: torch.dtype) -> list[type
 
 
 def _can_cast(wrapper: ParameterWrapper, dtype: torch.dtype, device_type: str, phase: str) -> bool:
-    """Return what `optimize` would do with the parameter and all that shares modules with it."""
+    """Return True if `optimize` would cast the parameter with all that shares modules with it."""
     if wrapper.parameter is None:
         return False
     params = wrapper.group.params if wrapper.group else frozenset({wrapper.parameter})

@@ -1,31 +1,33 @@
-"""Switches of the whole process that users of IPEX know."""
+"""Process-wide switches of IPEX."""
 
 import logging
 
 from ipex_inductor import __version__, compat, config
 from ipex_inductor.errors import ArgumentError
 
-LOGS = ("ipex_inductor", "IPEX")  # what becomes of graphs, and of models in `optimize`
+LOGS = ("ipex_inductor", "IPEX")  # loggers of graph compilation and of `optimize`
 
 
 def enable_onednn_fusion(enabled: bool) -> None:
     """Switch the rules of backend `ipex` off (or on again) for graphs compiled afterwards.
 
-    As `options={"rules": "-*"}` of every later compilation that names no rules of its own. What is
-    compiled already stays so, and Dynamo hands it to other models of the same class:
-    `torch.compiler.reset()` between the two has all compiled anew. No other backend is touched.
-    Raises `ArgumentError` for anything but True or False.
+    It acts as `options={"rules": "-*"}` of every later compilation that sets no rules. Graphs
+    compiled already stay so, and Dynamo may reuse them for other models of the class; call
+    `torch.compiler.reset()` in between to recompile. No other backend is affected.
+
+    Raises:
+        ArgumentError: for anything but True or False.
     """
     if not isinstance(enabled, bool):
-        todo = "False switches the rules off, True on."
-        raise ArgumentError("True or False", repr(enabled), todo)
+        advice = "False switches the rules off, True on."
+        raise ArgumentError("True or False", repr(enabled), advice)
     config.enable_fusion(enabled)
 
 
 def set_logging_level(level: int | str = logging.WARNING) -> None:
-    """How much our logs say: `logging.INFO` a line a graph, `logging.DEBUG` every decision.
+    """Set the log level: `logging.INFO` is a line per graph, `logging.DEBUG` every decision.
 
-    They go to the handlers of the program, and to standard error where there are none.
+    Logs go to the program's handlers, or to standard error if there are none.
     """
     for log in map(logging.getLogger, LOGS):
         log.setLevel(level)

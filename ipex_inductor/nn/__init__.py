@@ -1,4 +1,4 @@
-"""Functions and modules that users of IPEX know under `ipex.nn`, as torch code."""
+"""Functions and modules of `ipex.nn`, as torch code."""
 
 from ipex_inductor.nn import functional, modules
 from ipex_inductor.nn.frozen_batch_norm import FrozenBatchNorm2d

@@ -1,4 +1,4 @@
-"""torchvision's operators on boxes, under the names IPEX gave them."""
+"""torchvision's box operators, under their names in IPEX."""
 
 import importlib
 import importlib.util
@@ -17,10 +17,21 @@ def roi_align(
     sampling_ratio: int = -1,
     aligned: bool = False,
 ) -> Tensor:
-    """Regions `rois` [K, 5] of `input` [N, C, H, W], pooled to [K, C, *output_size].
+    """Pool regions of activations to a fixed size.
 
-    A region is its image's number and its corners x1, y1, x2, y2 before `spatial_scale`. Raises
-    `MissingPackageError` without torchvision.
+    Args:
+        input: [N, C, H, W].
+        rois: [K, 5]; a region is the index of its image and its corners x1, y1, x2, y2.
+        output_size: height and width of a pooled region.
+        spatial_scale: factor from the corners to pixels of `input`.
+        sampling_ratio: as in torchvision.
+        aligned: as in torchvision.
+
+    Returns:
+        [K, C, *output_size].
+
+    Raises:
+        MissingPackageError: without torchvision.
     """
     window = (output_size, spatial_scale, sampling_ratio, aligned)
     pooled: Tensor = _torchvision().roi_align(input, rois, *window)
@@ -28,16 +39,22 @@ def roi_align(
 
 
 def nms(dets: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-    """Which boxes `dets` [K, 4] (x1, y1, x2, y2) stay, as int64 numbers by falling `scores` [K].
+    """Return the boxes that non-maximum suppression keeps, as int64 indices by falling score.
 
-    Raises `MissingPackageError` without torchvision.
+    Args:
+        dets: boxes [K, 4] (x1, y1, x2, y2).
+        scores: [K].
+        iou_threshold: overlap above which the box of lower score is dropped.
+
+    Raises:
+        MissingPackageError: without torchvision.
     """
-    kept: Tensor = _torchvision().nms(dets, scores, iou_threshold)
-    return kept
+    indices: Tensor = _torchvision().nms(dets, scores, iou_threshold)
+    return indices
 
 
 class RoIAlign(nn.Module):
-    """`roi_align` with its window fixed."""
+    """`roi_align` as a module with fixed parameters."""
 
     def __init__(
         self,
@@ -50,17 +67,17 @@ class RoIAlign(nn.Module):
         self.window = (output_size, spatial_scale, sampling_ratio, aligned)
 
     def forward(self, input: Tensor, rois: Tensor) -> Tensor:
-        """See `roi_align`."""
+        """Return `roi_align` of the input and the regions."""
         return roi_align(input, rois, *self.window)
 
     def extra_repr(self) -> str:
-        """The window, as torchvision shows it."""
+        """Return the parameters, as torchvision shows them."""
         names = ("output_size", "spatial_scale", "sampling_ratio", "aligned")
         return ", ".join(f"{n}={v}" for n, v in zip(names, self.window, strict=True))
 
 
 def _torchvision() -> Any:
     if importlib.util.find_spec("torchvision") is None:
-        todo = "Install the version that goes with your torch: pip install torchvision."
-        raise MissingPackageError("torchvision to be installed", "no such package", todo)
+        advice = "Install the version that matches your torch: pip install torchvision."
+        raise MissingPackageError("torchvision to be installed", "no such package", advice)
     return importlib.import_module("torchvision.ops")

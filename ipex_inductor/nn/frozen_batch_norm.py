@@ -1,4 +1,4 @@
-"""BatchNorm2d whose statistics and affine parameters are constants."""
+"""BatchNorm2d with constant statistics and affine parameters."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """`nn.BatchNorm2d(num_features, eps)` in eval mode for ever: buffers, nothing is learned.
+    """`nn.BatchNorm2d(num_features, eps)`, always in eval mode: it has buffers and learns nothing.
 
-    Input and result [N, C, H, W]. Backend `ipex` folds it into the convolution before it. Loads the
-    state of a BatchNorm2d too.
+    Input and result [N, C, H, W]. Backend `ipex` folds it into the convolution before it. It also
+    loads the state of a BatchNorm2d.
     """
 
     weight: Tensor
@@ -28,12 +28,12 @@ class FrozenBatchNorm2d(nn.Module):
             self.register_buffer(name, torch.zeros(num_features))
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised by the stored statistics, then scaled and shifted."""
+        """Return the input normalized by the stored statistics, then scaled and shifted."""
         statistics = (self.running_mean, self.running_var)
         return F.batch_norm(input, *statistics, self.weight, self.bias, eps=self.eps)
 
     def extra_repr(self) -> str:
-        """Channels and eps, as BatchNorm2d shows them."""
+        """Return channels and eps, as BatchNorm2d shows them."""
         return f"{len(self.weight)}, eps={self.eps}"
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:

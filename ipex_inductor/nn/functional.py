@@ -1,4 +1,4 @@
-"""`ipex.nn.functional`: the interaction of recommenders, and operators on boxes."""
+"""`ipex.nn.functional`: the feature interaction of recommenders, and box operators."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,13 @@ __all__ = ["interaction", "nms", "roi_align"]
 
 
 def interaction(*tensors: Tensor) -> Tensor:
-    """The first of N tensors [B, D], then the dot products of every two: [B, D + N(N-1)/2].
+    """Return the first of N tensors [B, D] with the dot products of all pairs: [B, D + N(N-1)/2].
 
-    Products stand in the order (1, 0), (2, 0), (2, 1), (3, 0), ... of DLRM's dot interaction (arXiv
-    1906.00091). Dtypes are promoted. Raises `ArgumentError` unless all have one shape [B, D].
+    The products are in the order (1, 0), (2, 0), (2, 1), (3, 0), ... of DLRM's dot interaction
+    (arXiv 1906.00091). Dtypes are promoted.
+
+    Raises:
+        ArgumentError: unless all tensors have one shape [B, D].
     """
     _check_features(tensors)
     features = torch.stack(tensors, 1)
@@ -26,6 +29,6 @@ def interaction(*tensors: Tensor) -> Tensor:
 def _check_features(tensors: tuple[Tensor, ...]) -> None:
     if len({t.shape for t in tensors}) == 1 and tensors[0].dim() == 2:
         return
-    came = ", ".join(str(list(t.shape)) for t in tensors) or "none"
-    todo = "Pass one feature a tensor, all of one width."
-    raise ArgumentError("tensors of one shape [B, D]", came, todo)
+    received = ", ".join(str(list(t.shape)) for t in tensors) or "none"
+    advice = "Pass one feature a tensor, all of one width."
+    raise ArgumentError("tensors of one shape [B, D]", received, advice)

@@ -1,4 +1,4 @@
-"""Several embedding bags as one module; two of them update their tables during the backward."""
+"""Several embedding bags as one module; two variants update their tables during the backward."""
 
 import weakref
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from ipex_inductor.optim.bf16_split import join, split
 
 
 class EmbeddingSpec(NamedTuple):
-    """One table; `weight` [num_embeddings, embedding_dim] is shared, or drawn where it is None."""
+    """One table; `weight` [num_embeddings, embedding_dim] is shared, or random if None."""
 
     num_embeddings: int
     embedding_dim: int
@@ -27,14 +27,16 @@ class EmbeddingSpec(NamedTuple):
 class MergedEmbeddingBag(nn.Module):
     """N embedding bags of one width, dtype and pooling ("sum" or "mean"), looked up in one call.
 
-    Gradients are dense unless a table asks for sparse ones. Raises `ArgumentError` where the tables
-    differ, or are of a kind that the merged module does not have (max pooling, `padding_idx`,
-    `max_norm`, `scale_grad_by_freq`).
+    Gradients are dense unless a table asks for sparse ones.
+
+    Raises:
+        ArgumentError: if the tables differ, or are of an unsupported kind (max pooling,
+            `padding_idx`, `max_norm`, `scale_grad_by_freq`).
     """
 
     def __init__(self, embedding_specs: Sequence[EmbeddingSpec]) -> None:
         super().__init__()
-        first = _agreed(embedding_specs)
+        first = _check_uniform(embedding_specs)
         self.n_tables = len(embedding_specs)
         self.embedding_dim = first.embedding_dim
         self.pooling_mode = first.pooling_mode
@@ -46,18 +48,25 @@ class MergedEmbeddingBag(nn.Module):
     def from_embeddingbag_list(
         cls, tables: Sequence[nn.EmbeddingBag], *args: Any, **kwargs: Any
     ) -> Self:
-        """The tables of these modules, sharing their memory; further arguments go to the class."""
+        """Return a module that shares the tables of these modules.
+
+        Further arguments go to the class.
+        """
         return cls([_spec(table) for table in tables], *args, **kwargs)
 
     def forward(self, indices: Sequence[Tensor], offsets: Sequence[Tensor]) -> list[Tensor]:
-        """Rows and bags of each table, as `nn.EmbeddingBag` takes them: N tensors [B, D].
+        """Return the pooled bags of each table: N tensors [B, D].
 
-        In the tables' dtype; under autocast in autocast's, as what follows computes in it.
+        They are in the tables' dtype; under autocast in its dtype, as the next ops compute in it.
+
+        Args:
+            indices: row indices of each table, as `nn.EmbeddingBag` takes them.
+            offsets: begins of the bags of each table.
         """
         if not len(indices) == len(offsets) == self.n_tables:
-            came = f"{len(indices)} indices and {len(offsets)} offsets"
-            todo = "Pass one tensor of each a table."
-            raise ArgumentError(f"{self.n_tables} indices and offsets", came, todo)
+            received = f"{len(indices)} indices and {len(offsets)} offsets"
+            advice = "Pass one tensor of each a table."
+            raise ArgumentError(f"{self.n_tables} indices and offsets", received, advice)
         kind = {
             "mode": self.pooling_mode,
             "sparse": self.sparse,
@@ -67,27 +76,27 @@ class MergedEmbeddingBag(nn.Module):
         return [_autocast(F.embedding_bag(*bag, **kind)) for bag in bags]  # type: ignore[arg-type]
 
     def extra_repr(self) -> str:
-        """Pooling, and the rows and width of every table."""
+        """Return pooling, and the rows and width of every table."""
         tables = ", ".join(f"{len(w)}x{self.embedding_dim}" for w in self.weights)
         return f"{self.pooling_mode}, {tables}"
 
 
 class MergedEmbeddingBagWithCat(MergedEmbeddingBag):
-    """The bags behind a dense feature, in one tensor."""
+    """The merged bags, concatenated after a dense feature."""
 
     def forward(  # type: ignore[override]
         self, indices: Sequence[Tensor], offsets: Sequence[Tensor], dense_feature: Tensor
     ) -> Tensor:
-        """`dense_feature` [B, E] and the N bags: [B, E + N * D]."""
+        """Return `dense_feature` [B, E] and the N bags concatenated: [B, E + N * D]."""
         return torch.cat([dense_feature, *super().forward(indices, offsets)], 1)
 
 
 class _UpdatedInBackward(MergedEmbeddingBag):
-    """Tables that take their optimizer step as soon as their gradient is there, and keep none.
+    """Tables that are updated as soon as their gradient is computed, which is then dropped.
 
     Gradients are sparse: a step costs what the rows it touches cost. bf16 tables keep the lower
-    half of an fp32 weight in `trail<n>`; that and the optimizer's state are buffers, and zero where
-    a loaded state lacks them.
+    half of an fp32 weight in `trail<n>`. The trails and the optimizer's state are buffers, and zero
+    if a loaded state lacks them.
     """
 
     def __init__(self, embedding_specs: Sequence[EmbeddingSpec]) -> None:
@@ -97,20 +106,27 @@ class _UpdatedInBackward(MergedEmbeddingBag):
         for number, weight in enumerate(self.weights):
             trail = torch.zeros_like(weight, dtype=torch.int16)
             self.register_buffer(f"trail{number}", trail if _is_split(weight) else None)
-        self._watch()
+        self._register_hooks()
         self.register_load_state_dict_post_hook(_watch_again)  # type: ignore[no-untyped-call]
 
     def to_bfloat16_train(self) -> None:
-        """Keep each weight as bf16 for the lookup, and what bf16 cuts off beside it."""
+        """Convert each weight to bf16 for the lookup, with the bits that bf16 drops in a buffer."""
         for number, weight in enumerate(self.weights):
             if not _is_split(weight):
                 top, bottom = split(weight.detach().float())
                 self.weights[number] = nn.Parameter(top)
                 setattr(self, f"trail{number}", bottom)
-        self._watch()
+        self._register_hooks()
 
     def _step(self, rows: Tensor, values: Tensor, gradient: Tensor, number: int) -> Tensor:
-        """The new `values` of these rows of a table."""
+        """Return the updated `values` of the rows of a table.
+
+        Args:
+            rows: indices of the rows that have gradients.
+            values: current values of the rows.
+            gradient: gradient of the rows.
+            number: index of the table.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
@@ -126,11 +142,11 @@ class _UpdatedInBackward(MergedEmbeddingBag):
             trail.index_copy_(0, rows, bottom)
         weight.index_copy_(0, rows, values)
 
-    def _watch(self) -> None:
-        """Have every table updated; called anew whenever parameters may have been replaced."""
+    def _register_hooks(self) -> None:
+        """Register the update hooks of all tables, again when parameters may have been replaced."""
         for handle in getattr(self, "_handles", ()):
             handle.remove()
-        hooks = (_hook(self, number) for number in range(self.n_tables))
+        hooks = (_update_hook(self, number) for number in range(self.n_tables))
         self._handles = [
             weight.register_post_accumulate_grad_hook(hook)
             for weight, hook in zip(self.weights, hooks, strict=True)
@@ -141,7 +157,7 @@ class _UpdatedInBackward(MergedEmbeddingBag):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._watch()
+        self._register_hooks()
 
     def _load_from_state_dict(
         self, state: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
@@ -155,8 +171,10 @@ class _UpdatedInBackward(MergedEmbeddingBag):
 class MergedEmbeddingBagWithSGD(_UpdatedInBackward):
     """Tables with SGD in their backward: w -= lr * (g + weight_decay * w).
 
-    Only rows that were looked up decay. fp32, fp64 and (split) bf16 tables; `ArgumentError` for
-    others and for a negative `lr` or `weight_decay`.
+    Only rows that were looked up decay. Tables are fp32, fp64 or (split) bf16.
+
+    Raises:
+        ArgumentError: for other dtypes, and for a negative `lr` or `weight_decay`.
     """
 
     def __init__(
@@ -176,8 +194,10 @@ class MergedEmbeddingBagWithSGD(_UpdatedInBackward):
 class MergedEmbeddingBagWithAdaGrad(_UpdatedInBackward):
     """Tables with Adagrad in their backward: s += g * g, w -= lr * g / (sqrt(s) + eps).
 
-    `s` is the buffer `sum<n>`. fp32, fp64 and (split) bf16 tables; `ArgumentError` for others and
-    for a negative `lr` or `eps`.
+    `s` is the buffer `sum<n>`. Tables are fp32, fp64 or (split) bf16.
+
+    Raises:
+        ArgumentError: for other dtypes, and for a negative `lr` or `eps`.
     """
 
     def __init__(
@@ -212,25 +232,27 @@ def _spec(table: nn.EmbeddingBag) -> EmbeddingSpec:
         "scale_grad_by_freq": table.scale_grad_by_freq,
     }
     if any(unusual.values()):
-        came = " and ".join(name for name, found in unusual.items() if found)
-        todo = "Keep this table an nn.EmbeddingBag of its own."
-        raise ArgumentError("embedding bags that only look up and pool", f"one with {came}", todo)
+        received = " and ".join(name for name, is_set in unusual.items() if is_set)
+        advice = "Keep this table an nn.EmbeddingBag of its own."
+        raise ArgumentError(
+            "embedding bags that only look up and pool", f"one with {received}", advice
+        )
     rows, width = table.weight.shape
     weight, last = table.weight.detach(), table.include_last_offset
     return EmbeddingSpec(rows, width, table.mode, weight.dtype, weight, table.sparse, last)
 
 
-def _agreed(specs: Sequence[EmbeddingSpec]) -> EmbeddingSpec:
-    """The first table, when all share its width, pooling, dtype and form of offsets."""
+def _check_uniform(specs: Sequence[EmbeddingSpec]) -> EmbeddingSpec:
+    """Return the first table; raise unless all share width, pooling, dtype and form of offsets."""
     fields = ("embedding_dim", "pooling_mode", "dtype", "include_last_offset")
     kinds = {tuple(getattr(spec, name) for name in fields) for spec in specs}
     if len(kinds) != 1:
-        came = "; ".join(sorted(map(str, kinds))) or "no table"
-        todo = "Merge tables of one kind, and others separately."
-        raise ArgumentError(f"tables of one {', '.join(fields)}", came, todo)
+        received = "; ".join(sorted(map(str, kinds))) or "no table"
+        advice = "Merge tables of one kind, and others separately."
+        raise ArgumentError(f"tables of one {', '.join(fields)}", received, advice)
     if specs[0].pooling_mode not in ("sum", "mean"):
-        todo = "Keep tables pooled otherwise as nn.EmbeddingBag."
-        raise ArgumentError("pooling 'sum' or 'mean'", repr(specs[0].pooling_mode), todo)
+        advice = "Keep tables pooled otherwise as nn.EmbeddingBag."
+        raise ArgumentError("pooling 'sum' or 'mean'", repr(specs[0].pooling_mode), advice)
     return specs[0]
 
 
@@ -242,8 +264,8 @@ def _weight(spec: EmbeddingSpec) -> nn.Parameter:
 
 def _check_updatable(dtypes: Sequence[torch.dtype]) -> None:
     if not set(dtypes) <= {torch.float32, torch.float64, torch.bfloat16}:
-        todo = "Make fp32 tables, then to_bfloat16_train() where memory counts."
-        raise ArgumentError("tables of float32, float64 or bfloat16", str(dtypes[0]), todo)
+        advice = "Make fp32 tables, then to_bfloat16_train() where memory counts."
+        raise ArgumentError("tables of float32, float64 or bfloat16", str(dtypes[0]), advice)
 
 
 def _check_not_negative(**values: float) -> None:
@@ -256,8 +278,11 @@ def _is_split(weight: Tensor) -> bool:
     return weight.dtype == torch.bfloat16
 
 
-def _hook(module: _UpdatedInBackward, number: int) -> Any:
-    """What a table runs once its gradient is there; it does not keep the module alive."""
+def _update_hook(module: _UpdatedInBackward, number: int) -> Any:
+    """Return a hook that updates a table once its gradient is computed.
+
+    It holds only a weak reference to the module.
+    """
     update = weakref.WeakMethod(module._update)
 
     def hook(weight: Tensor) -> None:
@@ -268,4 +293,4 @@ def _hook(module: _UpdatedInBackward, number: int) -> Any:
 
 
 def _watch_again(module: _UpdatedInBackward, _: Any) -> None:
-    module._watch()
+    module._register_hooks()

@@ -1,4 +1,4 @@
-"""`ipex.nn.modules`: every module of ours, under one name."""
+"""`ipex.nn.modules`: every module of `ipex.nn`, under one name."""
 
 from ipex_inductor.nn.boxes import RoIAlign
 from ipex_inductor.nn.frozen_batch_norm import FrozenBatchNorm2d

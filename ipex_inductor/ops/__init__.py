@@ -1,7 +1,7 @@
-"""The `ipex::` operators: schema, fake and reference implementation, one file a family.
+"""The `ipex::` operators: schema, fake and reference implementation, one file per family.
 
-Importing this package registers them with torch. Plain Inductor never meets them: only graphs
-that our own passes rewrote contain one.
+Importing this package registers them with torch. Only graphs that this backend's passes rewrote
+contain one; plain Inductor never meets them.
 """
 
 from ipex_inductor.ops import (

@@ -1,4 +1,4 @@
-"""`ipex::blocked`: a product on a weight in blocks, with its epilogue; `ipex::blocks` makes it."""
+"""`ipex::blocked`: a GEMM on a weight in blocks, with its epilogue; `ipex::blocks` arranges it."""
 
 import torch
 import torch.nn.functional as F
@@ -8,26 +8,30 @@ from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
 from ipex_inductor.runtime.huge_pages import on_huge_pages
 
-COLUMNS = 64  # of a block, to whose multiple weights are filled
+COLUMNS = 64  # N of a block; weights are zero-padded to a multiple of it
 
 
 @op("blocks")
 def blocks(weight: Tensor, panel: int) -> Tensor:
-    """`arranged` as an op."""
+    """Return the weight arranged in panels: `arranged` as an op."""
     return arranged(weight, panel)
 
 
 def arranged(weight: Tensor, panel: int = COLUMNS) -> Tensor:
-    """weight [N, K] or [N, K, 1, 1] in panels, N filled with zeros to a multiple of 64.
+    """Return weight [N, K] or [N, K, 1, 1] in panels, N padded with zeros to a multiple of 64.
 
-    In bf16 [N / panel, K / 2, panel, 2], where K must be even; in others [N / panel, K, panel, 1].
-    `panel` is 64, or a part of it: packages that are older than panels name none.
+    Args:
+        weight: the plain weight.
+        panel: 64, or a divisor of it; packages older than panels do not set it.
+
+    Returns:
+        In bf16 [N / panel, K / 2, panel, 2], where K must be even; in other dtypes [N / panel, K,
+            panel, 1].
     """
     flat = weight.reshape(weight.shape[0], -1)
     more = -len(flat) % COLUMNS
-    filled = (
-        F.pad(flat, (0, 0, 0, more)) if more else flat
-    )  # a copy, which the heap keeps a hole for
+    # The padded copy leaves a hole in the heap.
+    filled = F.pad(flat, (0, 0, 0, more)) if more else flat
     count, depth, _, paired = shape = _shape(weight, panel)
     result = on_huge_pages(weight, shape)
     result.copy_(filled.view(count, panel, depth, paired).transpose(1, 2))
@@ -50,10 +54,20 @@ def blocked(
     unary: str,
     image: bool,
 ) -> Tensor:
-    """`unary(binary(x @ w.T + bias, other))`, the words of `ops/epilogue.py`, rounded once.
+    """Return `unary(binary(x @ w.T + bias, other))`, rounded once.
 
-    x [..., K], weight as `ipex::blocks` makes it of [N, K], bias [N], other [..., N] -> [..., N],
-    `columns` is N. `image`: x is [B, K, H, W], other and the result [B, N, H, W], channels-last.
+    Args:
+        x: [..., K]; with `image` [B, K, H, W].
+        weight: [N, K] as `ipex::blocks` arranges it.
+        bias: [N].
+        other: as the result.
+        columns: N.
+        binary: name in `ops/epilogue.py`.
+        unary: name in `ops/epilogue.py`.
+        image: True if x, `other` and the result are channels-last activations.
+
+    Returns:
+        [..., N]; with `image` [B, N, H, W] in channels-last.
     """
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     plain = weight.transpose(1, 2).reshape(-1, weight.shape[1] * weight.shape[3])[:columns]
@@ -82,7 +96,7 @@ def _(
 
 
 def pair(dtype: torch.dtype) -> int:
-    """Rows of a weight that lie together."""
+    """Return the number of consecutive K elements of a weight that are stored together."""
     return 2 if dtype == torch.bfloat16 else 1
 
 

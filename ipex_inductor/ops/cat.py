@@ -1,4 +1,4 @@
-"""`ipex::cat`: tensors side by side, each written to its place once."""
+"""`ipex::cat`: concatenation that writes each tensor to its slice once."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ipex_inductor.ops.defining import op
 
 @op("cat")
 def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """`torch.cat` of parts of one dtype and rank. The reference."""
+    """Return `torch.cat` of parts of one dtype and rank: the reference."""
     return torch.cat(list(parts), dim)
 
 

@@ -27,32 +27,48 @@ def conv(
     scalars: list[float],
     packed: str,
 ) -> Tensor:
-    """`unary(binary(convolution(x, weight, bias, ...), other), *scalars)`: see `ops/epilogue.py`.
+    """Return `unary(binary(convolution(x, weight, bias, ...), other), *scalars)`.
 
-    x [B, C, *size], weight [O, C / groups, *window] ([C, O / groups, *window] if transposed), bias
-    [O], other as the result. `packed` is "" for a plain weight: the reference, torch.convolution
-    defines the product. Otherwise the weight is in oneDNN's layout, [O, C / groups, *window] in
-    both cases, over two or three dimensions; its strides say nothing of the format eager would
-    give the result, so `packed` names that: "contiguous" or "channels_last".
+    A plain weight runs the reference, which torch.convolution defines. The strides of a weight in
+    oneDNN's layout do not tell the memory format that eager would give the result, so `packed`
+    names it.
+
+    Args:
+        x: [B, C, *size].
+        weight: [O, C / groups, *window]; [C, O / groups, *window] if transposed. In oneDNN's layout
+            [O, C / groups, *window] in both cases, over two or three dimensions.
+        bias: [O].
+        other: as the result.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        transposed: True for a transposed convolution.
+        output_padding: of each dimension.
+        groups: number of groups.
+        binary: name in `ops/epilogue.py`.
+        unary: name in `ops/epilogue.py`.
+        scalars: arguments of the unary.
+        packed: "" for a plain weight; "contiguous" or "channels_last" for a weight in oneDNN's
+            layout.
     """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     if not packed:
         return reference(x, weight, bias, other, *window, binary, unary, scalars)
-    word = UNARY[unary]
+    fused = UNARY[unary]
     if transposed:
         result: Tensor = torch.ops.mkldnn._convolution_transpose_pointwise(
             *(x, weight, bias, padding, output_padding, stride, dilation, groups),
-            *(word.word, scalars, word.algorithm),
+            *(fused.word, scalars, fused.algorithm),
         )
-        return _formatted(result, packed)
+        return _with_format(result, packed)
     op = torch.ops.mkldnn._convolution_pointwise
-    known = (weight, bias, padding, stride, dilation, groups)
+    conv_args = (weight, bias, padding, stride, dilation, groups)
     if other is None:
-        result = op.default(x, *known, word.word, scalars, word.algorithm)
+        result = op.default(x, *conv_args, fused.word, scalars, fused.algorithm)
     else:
-        last = None if unary == "none" else word.word
-        result = op.binary(x, other, *known, binary, 1.0, last, scalars, word.algorithm)
-    return _formatted(result, packed)
+        last = None if unary == "none" else fused.word
+        result = op.binary(x, other, *conv_args, binary, 1.0, last, scalars, fused.algorithm)
+    return _with_format(result, packed)
 
 
 def reference(
@@ -70,7 +86,23 @@ def reference(
     unary: str,
     scalars: list[float],
 ) -> Tensor:
-    """What `ipex::conv` computes, in torch's own ops."""
+    """Return what `ipex::conv` computes, with torch's own ops.
+
+    Args:
+        x: [B, C, *size].
+        weight: plain weight.
+        bias: [O].
+        other: as the result.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        transposed: True for a transposed convolution.
+        output_padding: of each dimension.
+        groups: number of groups.
+        binary: name in `ops/epilogue.py`.
+        unary: name in `ops/epilogue.py`.
+        scalars: arguments of the unary.
+    """
     window = (stride, padding, dilation, transposed, output_padding, groups)
     product = torch.convolution(x, weight, bias, *window)
     return epilogue.apply(product, other, binary, unary, scalars)
@@ -104,10 +136,10 @@ def _(
             if transposed
             else (size + 2 * padding[axis] - reach) // stride[axis] + 1
         )
-    return _formatted(x.new_empty(shape), packed)
+    return _with_format(x.new_empty(shape), packed)
 
 
-def _formatted(result: Tensor, packed: str) -> Tensor:
+def _with_format(result: Tensor, packed: str) -> Tensor:
     last = packed == "channels_last"
     format = CHANNELS_LAST[result.dim()] if last else torch.contiguous_format
     return result.contiguous(memory_format=format)

@@ -1,6 +1,6 @@
-"""`ipex::conv_weight_grad`: the gradient of a convolution's weight alone, as of a net's stem.
+"""`ipex::conv_weight_grad`: the weight gradient of a convolution without its other gradients.
 
-`ipex::conv_stem_weight` is it where channels are few: sums over parts of all pixels.
+`ipex::conv_stem_weight` computes it for few channels: partial sums over parts of all pixels.
 """
 
 import torch
@@ -11,7 +11,7 @@ from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.few_rows import unrounded
 from ipex_inductor.ops.stem import arranged, rows_of, runs, sides
 
-ALONE = [False, True, False]  # of a convolution's gradients: the input's, the weight's, the bias'
+ALONE = [False, True, False]  # output mask of convolution_backward: input, weight, bias
 
 
 @op("conv_weight_grad")
@@ -24,10 +24,18 @@ def conv_weight_grad(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """The gradient of `weight` in `conv2d(x, weight)`, by that of the result: as the weight.
+    """Return the gradient of `weight` in `conv2d(x, weight)`, shaped as the weight.
 
-    grad [B, O, H', W'], x [B, C, H, W], weight [O, C / groups, h, w], of which nothing is read but
-    what it is like. torch.ops.aten.convolution_backward defines it.
+    torch.ops.aten.convolution_backward defines it.
+
+    Args:
+        grad: gradient of the result, [B, O, H', W'].
+        x: [B, C, H, W].
+        weight: [O, C / groups, h, w]; only its metadata is read.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        groups: number of groups.
     """
     return reference(grad, x, weight, stride, padding, dilation, groups)
 
@@ -41,10 +49,20 @@ def reference(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """What `ipex::conv_weight_grad` computes, in torch's own op."""
-    around = stride, padding, dilation, False, [0] * len(stride), groups
-    _, made, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *around, ALONE)
-    result: Tensor = made
+    """Return what `ipex::conv_weight_grad` computes, with torch's own op.
+
+    Args:
+        grad: gradient of the result, [B, O, H', W'].
+        x: [B, C, H, W].
+        weight: [O, C / groups, h, w]; only its metadata is read.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        groups: number of groups.
+    """
+    geometry = stride, padding, dilation, False, [0] * len(stride), groups
+    _, weight_grad, _ = torch.ops.aten.convolution_backward(grad, x, weight, None, *geometry, ALONE)
+    result: Tensor = weight_grad
     return result
 
 
@@ -73,12 +91,25 @@ def conv_stem_weight(
     terms: int,
     tile: list[int],
 ) -> Tensor:
-    """Sums of `pixels` output pixels each, one part below the other, not rounded.
+    """Return partial sums over `pixels` output pixels each, stacked along rows, not rounded.
 
-    grad [B, O, H', W'], x [B, C, H, W]; `last`: x is channels-last, or else contiguous ->
-    [ceil(B * H' * W' / pixels) * O, terms] in fp32, of fp64 in fp64, each part the transpose of
-    what `ops.stem.arranged` makes of a weight. What lies beside its runs may be anything. `tile` is
-    for the template (`templates/triton/conv_small_channel_weight.py`). This is the reference.
+    This is the reference of the template (`templates/triton/conv_small_channel_weight.py`).
+
+    Args:
+        grad: gradient of the result, [B, O, H', W'].
+        x: [B, C, H, W].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        last: True if x is channels-last, else it is contiguous.
+        pixels: output pixels of a part.
+        terms: K of the weight matrix.
+        tile: parameters of the template.
+
+    Returns:
+        [ceil(B * H' * W' / pixels) * O, terms] in fp32 (fp64 for fp64). Each part is the transpose
+            of what
+        `ops.stem.arranged` makes of a weight; elements outside its runs are undefined.
     """
     channels, wide = x.shape[1], unrounded(x)
     patches = F.unfold(x.to(wide), (*window,), padding=(*padding,), stride=(*stride,))

@@ -1,4 +1,4 @@
-"""`ipex::cudnn_conv_relu`: cuDNN's convolutions that end in a relu, which aten has no fakes of."""
+"""`ipex::cudnn_conv_relu`: cuDNN's convolutions with a ReLU epilogue, which lack fakes in aten."""
 
 import torch
 from torch import Tensor
@@ -19,13 +19,25 @@ def cudnn_conv_relu(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """`relu(conv2d(x, weight, bias, ...) + other)`, or without `other`; rounded once on a GPU.
+    """Return `relu(conv2d(x, weight, bias, ...) + other)`, rounded once on a GPU.
 
-    x [B, C, H, W], weight [O, C / groups, h, w], bias [O], other as the result, which is
-    channels-last whatever came. This is the reference; `cuda` has cuDNN's own call.
+    This is the reference; the `cuda` kernel calls cuDNN.
+
+    Args:
+        x: [B, C, H, W] in any memory format.
+        weight: [O, C / groups, h, w].
+        bias: [O].
+        other: as the result; None: nothing is added.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        groups: number of groups.
+
+    Returns:
+        [B, O, H', W'] in channels-last.
     """
     product = torch.conv2d(x, weight, bias, stride, padding, dilation, groups)
-    return _formatted(torch.relu(product if other is None else product + other))
+    return _channels_last(torch.relu(product if other is None else product + other))
 
 
 @cudnn_conv_relu.register_kernel("cuda")
@@ -40,11 +52,11 @@ def _(
     groups: int,
 ) -> Tensor:
     window = (stride, padding, dilation, groups)
-    x, weight = _formatted(x), _formatted(weight)
+    x, weight = _channels_last(x), _channels_last(weight)
     if other is None:
         result: Tensor = aten.cudnn_convolution_relu.default(x, weight, bias, *window)
     else:
-        addend = _formatted(other)
+        addend = _channels_last(other)
         result = aten.cudnn_convolution_add_relu.default(x, weight, addend, 1.0, bias, *window)
     return result
 
@@ -60,8 +72,8 @@ def _(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    return _formatted(torch.conv2d(x, weight, bias, stride, padding, dilation, groups))
+    return _channels_last(torch.conv2d(x, weight, bias, stride, padding, dilation, groups))
 
 
-def _formatted(tensor: Tensor) -> Tensor:
+def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""`ipex::conv_depthwise`: a convolution of each channel by itself."""
+"""`ipex::conv_depthwise`: a depthwise convolution."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from ipex_inductor.ops.stem import rows_of, sides
 
 
 def taps(weight: Tensor) -> Tensor:
-    """The weight [C, 1, h, w] with its channels side by side: [h * w, C]."""
+    """Return the weight [C, 1, h, w] with its channels last: [h * w, C]."""
     return weight.flatten(1).t().contiguous()
 
 
@@ -23,15 +23,23 @@ def conv_depthwise(
     template: str,
     tile: list[int],
 ) -> Tensor:
-    """`conv2d(x, weight, groups=C)` as rows, a pixel each: [B * H' * W', C].
+    """Return `conv2d(x, weight, groups=C)` as rows, one per pixel: [B * H' * W', C].
 
-    x [B, C, H, W] in channels-last, `taps` of a weight with that `window`. `tile` is for the
-    `template`: "depthwise" or "strips" (`templates/triton/conv_depthwise.py`, `conv_strips.py`).
-    This is the reference.
+    This is the reference of the templates (`templates/triton/conv_depthwise.py`, `conv_strips.py`).
+
+    Args:
+        x: [B, C, H, W] in channels-last.
+        taps: the weight as `taps` arranges it, [h * w, C].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        template: "depthwise" or "strips".
+        tile: parameters of the template.
     """
     weight = taps.t().reshape(-1, 1, *window)
-    made = torch.conv2d(x, weight, None, stride, padding, dilation, x.shape[1])
-    return rows_of(made).contiguous()
+    result = torch.conv2d(x, weight, None, stride, padding, dilation, x.shape[1])
+    return rows_of(result).contiguous()
 
 
 @conv_depthwise.register_fake

@@ -1,4 +1,4 @@
-"""What follows a product: our names, torch's functions, oneDNN's words."""
+"""Epilogues of GEMMs and convolutions: their names here, torch's functions, oneDNN's names."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Unary:
-    """`fn(product, *scalars)` defines it; `word`, `algorithm` are oneDNN's, "" if it has none."""
+    """A unary epilogue `fn(product, *scalars)`; `word`, `algorithm`: oneDNN's names, "" if none."""
 
     fn: Callable[..., Tensor]
     word: str = ""
@@ -52,5 +52,13 @@ BINARY: dict[str, Callable[..., Tensor]] = {
 def apply(
     product: Tensor, other: Tensor | None, binary: str, unary: str, scalars: Sequence[float]
 ) -> Tensor:
-    """`UNARY[unary](BINARY[binary](product, other), *scalars)`; other is shaped as the product."""
+    """Return `UNARY[unary](BINARY[binary](product, other), *scalars)`.
+
+    Args:
+        product: result of the GEMM or convolution.
+        other: shaped as the product; None if `binary` is "none".
+        binary: key of `BINARY`.
+        unary: key of `UNARY`.
+        scalars: further arguments of the unary.
+    """
     return UNARY[unary].fn(BINARY[binary](product, other), *scalars)

@@ -1,4 +1,4 @@
-"""`ipex::few_rows`: a product of few rows with a weight, in parts that are yet to be added up."""
+"""`ipex::few_rows`: a skinny GEMM, split along K into parts that are summed later."""
 
 import torch
 from torch import Tensor
@@ -8,15 +8,15 @@ from ipex_inductor.ops.defining import op
 
 @op("few_rows")
 def few_rows(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
-    """`x @ weight.T` of `terms` terms at a time, one part below the other, not rounded.
+    """Return `x @ weight.T` over `terms` of K at a time, parts stacked along rows, not rounded.
 
-    x [M, K], weight [N, K] -> [ceil(K / terms) * M, N] in fp32, of fp64 in fp64. `tile` are the
-    fields of `templates.few_rows.Tile`, by which Inductor's kernel goes. This is the reference.
+    x [M, K], weight [N, K] -> [ceil(K / terms) * M, N] in fp32 (fp64 for fp64). `tile` has the
+    fields of `templates.few_rows.Tile`, which Inductor's kernel uses. This is the reference.
     """
     wide = unrounded(x)
     starts = range(0, x.shape[1], terms)
     factors = ((t[:, k : k + terms].to(wide) for t in (x, weight)) for k in starts)
-    return torch.cat([part @ other.t() for part, other in factors])
+    return torch.cat([part @ weight_part.t() for part, weight_part in factors])
 
 
 @few_rows.register_fake
@@ -26,5 +26,5 @@ def _(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
 
 
 def unrounded(x: Tensor) -> torch.dtype:
-    """The dtype of sums that are not rounded."""
+    """Return the dtype of sums that are not rounded: fp64 for fp64, else fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

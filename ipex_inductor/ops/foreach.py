@@ -1,4 +1,4 @@
-"""`ipex::foreach_convert`: many tensors in another dtype, by one kernel."""
+"""`ipex::foreach_convert`: many tensors converted to another dtype by one kernel."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from ipex_inductor.ops.defining import op
 
 @op("foreach_convert")
 def foreach_convert(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Each of `tensors` in `dtype`, in its own layout, as `Tensor.to` has it. The reference."""
+    """Return each of `tensors` in `dtype` with its layout, as `Tensor.to` does: the reference."""
     return [x.to(dtype, copy=True) for x in tensors]
 
 

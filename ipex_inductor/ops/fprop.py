@@ -1,4 +1,4 @@
-"""`ipex::conv_fprop`: a convolution of many channels, as a product that gathers its rows."""
+"""`ipex::conv_fprop`: a convolution of many channels as an implicit GEMM."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from ipex_inductor.ops.stem import rows_of, sides
 
 
 def rows_of_weight(weight: Tensor) -> Tensor:
-    """The weight [O, C, h, w] with its channels side by side: [O, h * w * C]."""
+    """Return the weight [O, C, h, w] with its channels last: [O, h * w * C]."""
     return weight.permute(0, 2, 3, 1).flatten(1).contiguous()
 
 
@@ -23,11 +23,19 @@ def conv_fprop(
     template: str,
     tile: list[int],
 ) -> Tensor:
-    """`conv2d(x, weight)` as rows, a pixel each: [B * H' * W', O].
+    """Return `conv2d(x, weight)` as rows, one per pixel: [B * H' * W', O].
 
-    x [B, C, H, W] in channels-last, `rows` of a weight with that `window`. `template` is
-    "fprop" or "boxes", `tile` for it (`templates/triton/conv_fprop.py`, `conv_boxes.py`). This is
-    the reference.
+    This is the reference of the templates (`templates/triton/conv_fprop.py`, `conv_boxes.py`).
+
+    Args:
+        x: [B, C, H, W] in channels-last.
+        rows: the weight as `rows_of_weight` arranges it, [O, h * w * C].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        template: "fprop" or "boxes".
+        tile: parameters of the template.
     """
     weight = rows.reshape(-1, *window, x.shape[1]).permute(0, 3, 1, 2)
     return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation)).clone()

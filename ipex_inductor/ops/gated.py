@@ -1,4 +1,4 @@
-"""`ipex::gated_linear`: two linear layers on one input, one of which opens the other."""
+"""`ipex::gated_linear`: two linear layers on one input, one of which gates the other (GLU)."""
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +17,25 @@ def reference(
     bias: Tensor | None,
     unary: str,
 ) -> Tensor:
-    """`unary(linear(x, gate, gate_bias)) * linear(x, weight, bias)`, by one product.
+    """Return `unary(linear(x, gate, gate_bias)) * linear(x, weight, bias)`, by one GEMM.
 
-    x [..., K], gate and weight [N, K], both biases [N] or neither -> [..., N]. What Shazeer 2020
-    (arXiv:2002.05202) calls a gated linear unit.
+    A gated linear unit of Shazeer 2020 (arXiv:2002.05202).
+
+    Args:
+        x: [..., K].
+        gate: weight of the gate, [N, K].
+        weight: [N, K].
+        gate_bias: [N]; None if `bias` is.
+        bias: [N]; None if `gate_bias` is.
+        unary: name in `ops/epilogue.py`.
+
+    Returns:
+        [..., N].
     """
-    biases = [each for each in (gate_bias, bias) if each is not None]
+    biases = [vector for vector in (gate_bias, bias) if vector is not None]
     joint = F.linear(x, torch.cat([gate, weight]), torch.cat(biases) if biases else None)
-    opening, opened = torch.split(joint, [gate.shape[0], weight.shape[0]], -1)
-    result: Tensor = UNARY[unary].fn(opening) * opened
+    gates, values = torch.split(joint, [gate.shape[0], weight.shape[0]], -1)
+    result: Tensor = UNARY[unary].fn(gates) * values
     return result
 
 
@@ -38,9 +48,21 @@ def rows(
     unary: str,
     tile: list[int],
 ) -> Tensor:
-    """The same of a matrix, rounded nowhere: x [M, K] -> [M, N] in fp32, of fp64 in fp64.
+    """Return the gated linear unit of a matrix without rounding, in fp32 (fp64 for fp64).
 
-    `tile` is for the template (`templates/triton/glu.py`). This is the reference.
+    This is the reference of the template (`templates/triton/glu.py`).
+
+    Args:
+        x: [M, K].
+        gate: weight of the gate, [N, K].
+        weight: [N, K].
+        gate_bias: [N]; None if `bias` is.
+        bias: [N]; None if `gate_bias` is.
+        unary: name in `ops/epilogue.py`.
+        tile: parameters of the template.
+
+    Returns:
+        [M, N].
     """
     wide = unrounded(x)
     gate_bias, bias = (t if t is None else t.to(wide) for t in (gate_bias, bias))

@@ -1,14 +1,15 @@
-"""GELU of a sum that is not rounded yet, as exact as 16 bits can show, in few instructions.
+"""GELU of a sum that is not rounded yet, exact to 16-bit precision, in few instructions.
 
-A matrix kernel cannot hide the error function as torch has it: its hundred instructions an element
-took half as long as the product of 768 terms before it.
+A GEMM kernel cannot hide torch's error function: its hundred instructions per element took half as
+long as the GEMM with K = 768 before it.
 """
 
 import torch
 from torch import Tensor
 
-# exp(x^2 / 2) Phi(-x) on [0, CLAMP] as a polynomial, the highest power first: fitted by least
-# squares on relative errors, weighted until the largest was 1.7e-5.
+# exp(x^2 / 2) Phi(-x) on [0, CLAMP] as a polynomial, the highest power first. It was fitted by
+# least
+# squares on relative errors, which were reweighted until the largest was 1.7e-5.
 MILLS = (
     -2.02256304e-06,
     5.11044963e-05,
@@ -21,20 +22,20 @@ MILLS = (
     -0.39861246,
     0.499991716,
 )
-CLAMP = 4.5  # beyond, what is left of negative numbers is less than 2e-5
+CLAMP = 4.5  # beyond it, GELU of a negative number is less than 2e-5
 
 
 def gelu(x: Tensor) -> Tensor:
-    """`x Phi(x)`, which is `relu(x) - |x| Phi(-|x|)`; 3e-6 off, or 2e-5 of the value."""
+    """Return `x Phi(x)` as `relu(x) - |x| Phi(-|x|)`, with an error of 3e-6, or 2e-5 relative."""
     size = x.abs()
-    near = torch.where(size < CLAMP, size, CLAMP)
-    ratio = near * MILLS[0] + MILLS[1]
+    clamped = torch.where(size < CLAMP, size, CLAMP)
+    ratio = clamped * MILLS[0] + MILLS[1]
     for factor in MILLS[2:]:
-        ratio = ratio * near + factor
-    return 0.5 * x + 0.5 * size - near * ratio * torch.exp2(x * (x * -0.7213475204444817))
+        ratio = ratio * clamped + factor
+    return 0.5 * x + 0.5 * size - clamped * ratio * torch.exp2(x * (x * -0.7213475204444817))
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """`x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`."""
+    """Return `x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`."""
     exponent = x * (-2.302208198144325 - 0.1029432395800235 * (x * x))
     return x / (torch.exp2(exponent) + 1.0)

@@ -1,7 +1,7 @@
-"""A convolution over a plane as `ipex::kept_conv` has it (`templates/cpu/cached_primitives.py`), in
-torch's ops.
+"""`ipex::kept_conv` in torch's ops: a 2d convolution with cached primitives.
 
-The ops themselves stand beside the library that has them, so that none is run without it.
+`templates/cpu/cached_primitives.py` defines the ops, next to their library, so that none runs
+without it.
 """
 
 import math
@@ -15,7 +15,7 @@ from ipex_inductor.ops import epilogue
 
 
 class Geometry(NamedTuple):
-    """A convolution over a plane, of channels-last images; oneDNN's number of its dtype."""
+    """A 2d convolution of channels-last activations; `type` is oneDNN's number of its dtype."""
 
     type: int
     batch: int
@@ -34,16 +34,16 @@ class Geometry(NamedTuple):
 
     @property
     def weight(self) -> tuple[int, ...]:
-        """The weight's shape."""
+        """Return the shape of the weight."""
         return self.made, self.channels // self.groups, *self.window
 
     def flat(self) -> list[int]:
-        """As ops and C++ take it."""
-        return [n for each in self for n in (each if isinstance(each, tuple) else (each,))]
+        """Return the fields as a flat list, which ops and C++ take."""
+        return [n for value in self for n in (value if isinstance(value, tuple) else (value,))]
 
     @classmethod
     def of(cls, flat: Sequence[int]) -> "Geometry":
-        """What `flat` wrote."""
+        """Return the geometry that `flat` lists."""
         pairs: Any = [tuple(flat[n : n + 2]) for n in range(6, 16, 2)]
         numbers: Any = flat
         return cls(*numbers[:6], *pairs, *numbers[16:])
@@ -54,15 +54,24 @@ def reference(
     arranged: Tensor,
     bias: Tensor | None,
     other: Tensor | None,
-    given: Geometry,
+    geometry: Geometry,
     unary: str,
     scalars: Sequence[float],
 ) -> Tensor:
-    """`unary(convolution(x, weight, bias) + other, *scalars)`, words of `ops/epilogue.py`.
+    """Return `unary(convolution(x, weight, bias) + other, *scalars)`.
 
-    Bias and other are there where `given` says so; a plain weight.
+    Args:
+        x: [B, C, H, W].
+        arranged: the plain weight, flat, with any padding after it.
+        bias: [O] if `geometry.biased`.
+        other: as the result, if `geometry.added`.
+        geometry: geometry of the convolution.
+        unary: name in `ops/epilogue.py`.
+        scalars: arguments of the unary.
     """
-    weight = arranged[: math.prod(given.weight)].view(given.weight)
-    made = torch.conv2d(x, weight, bias, given.stride, given.padding, given.dilation, given.groups)
-    result = epilogue.apply(made, other, "add" if given.added else "none", unary, scalars)
+    weight = arranged[: math.prod(geometry.weight)].view(geometry.weight)
+    product = torch.conv2d(
+        x, weight, bias, geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+    )
+    result = epilogue.apply(product, other, "add" if geometry.added else "none", unary, scalars)
     return result.contiguous(memory_format=torch.channels_last)

@@ -20,20 +20,31 @@ def linear(
     scalars: list[float],
     packed: bool,
 ) -> Tensor:
-    """`unary(binary(linear(x, weight, bias), other), *scalars)`, the words of `ops/epilogue.py`.
+    """Return `unary(binary(linear(x, weight, bias), other), *scalars)`.
 
-    x [..., K], weight [N, K], bias [N], other [..., N] -> [..., N]. `packed`: the weight is in
-    oneDNN's layout (`mkldnn::_reorder_linear_weight`), which takes a unary or a binary, not both.
-    Otherwise this is the reference (Inductor calls oneDNN on the plain weight); torch's linear
-    defines the product.
+    A plain weight runs the reference, which torch's linear defines (Inductor calls oneDNN on it).
+
+    Args:
+        x: [..., K].
+        weight: [N, K].
+        bias: [N].
+        other: [..., N].
+        binary: name in `ops/epilogue.py`.
+        unary: name in `ops/epilogue.py`.
+        scalars: arguments of the unary.
+        packed: True if the weight is in oneDNN's layout (`mkldnn::_reorder_linear_weight`), which
+            takes a unary or a binary, not both.
+
+    Returns:
+        [..., N].
     """
     if not packed:
         return reference(x, weight, bias, other, binary, unary, scalars)
     op = torch.ops.mkldnn._linear_pointwise
-    bias = bias if bias is None else bias.contiguous()  # oneDNN does not look at its stride
-    word = UNARY[unary]
+    bias = bias if bias is None else bias.contiguous()  # oneDNN ignores the stride of a bias
+    fused = UNARY[unary]
     result: Tensor = (
-        op.default(x, weight, bias, word.word, scalars, word.algorithm)
+        op.default(x, weight, bias, fused.word, scalars, fused.algorithm)
         if other is None
         else op.binary(x, other.contiguous(), weight, bias, binary)
     )
@@ -49,7 +60,17 @@ def reference(
     unary: str,
     scalars: list[float],
 ) -> Tensor:
-    """What `ipex::linear` computes, in torch's own ops."""
+    """Return what `ipex::linear` computes, with torch's own ops.
+
+    Args:
+        x: [..., K].
+        weight: [N, K].
+        bias: [N].
+        other: [..., N].
+        binary: name in `ops/epilogue.py`.
+        unary: name in `ops/epilogue.py`.
+        scalars: arguments of the unary.
+    """
     return epilogue.apply(F.linear(x, weight, bias), other, binary, unary, scalars)
 
 

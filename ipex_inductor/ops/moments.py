@@ -1,12 +1,12 @@
 """`ipex::column_moments` and `ipex::moments`: variances and means of columns, in two steps.
 
-The first has sums of columns and of their squares, a part by each program of a kernel.
+The first has sums of columns and of their squares, one part per program of a kernel.
 
-Shifted by a number near the mean of a column, sums of squares lose little to cancellation where
-Welford's way divides at every row. With a shift that is the mean of k of its N numbers,
-(shift - mean)^2 <= N / k * variance by Cauchy and Schwarz, whatever the numbers are: the worst
-relative error of the variance is N / k roundings of fp32, which takes a column in which the k are
-alike and all others differ; where the k are as good as any others it is a few.
+With a shift near the mean of a column, sums of squares lose little to cancellation, while Welford's
+method divides at every row. If the shift is the mean of k of the N elements, (shift - mean)^2 <=
+N / k * variance by Cauchy and Schwarz for any data. The worst relative error of the variance is
+N / k roundings of fp32, for a column whose k samples are equal and differ from all other elements.
+For typical samples it is a few roundings.
 """
 
 import torch
@@ -19,19 +19,19 @@ SAMPLES = 16  # rows whose mean is the shift
 
 
 def sampled(rows: int) -> int:
-    """The distance between sampled rows; beyond the last it is that again.
+    """Return the distance between sampled rows; samples beyond the last row repeat it.
 
-    Odd, so that they are not the same pixel of several images, as a padded corner.
+    It is odd, so that samples are not one pixel of several images, such as a padded corner.
     """
     return rows // SAMPLES | 1
 
 
 @op("column_moments")
 def column_moments(x: Tensor, parts: int, tile: list[int]) -> Tensor:
-    """Of rows x [N, C] in fp32 [C, 2 * parts + 1]: sums, sums of squares, what both are shifted by.
+    """Return sums, sums of squares and the shift of the columns of x [N, C]; the reference.
 
-    A part has every so many-th block of as many rows as `tile` begins with. `tile` is for the
-    template (`templates/triton/moments.py`). This is the reference.
+    A part has every `parts`-th block of `tile[0]` rows. `tile` has the parameters of the template
+    (`templates/triton/moments.py`). The result is [C, 2 * parts + 1] in fp32.
     """
     values = x.float()
     samples = torch.arange(SAMPLES, device=x.device) * sampled(len(x))
@@ -49,7 +49,12 @@ def _(x: Tensor, parts: int, tile: list[int]) -> Tensor:
 
 @op("moments")
 def moments(partial: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """Variance and mean [C] of what `column_moments` made of so many rows. The reference."""
+    """Return variance and mean [C] from the result of `column_moments`; the reference.
+
+    Args:
+        partial: result of `column_moments`.
+        rows: number of rows that it summed.
+    """
     parts = partial.shape[1] // 2
     offset = partial[:, :parts].sum(1) / rows
     square = partial[:, parts:-1].sum(1) / rows

@@ -1,7 +1,7 @@
-"""`ipex::norm_relu_pool`, `ipex::max_pool_backward`: a max pool that says where in a window.
+"""`ipex::norm_relu_pool`, `ipex::max_pool_backward`: max pooling with offsets in the kernel.
 
-An offset is the place in its window that a value came from, row by row, as torch's
-`_low_memory_max_pool_with_offsets` has it.
+An offset is the row-major index of the tap that a value came from, as in torch's
+`_low_memory_max_pool_with_offsets`.
 """
 
 import torch
@@ -23,15 +23,28 @@ def norm_relu_pool(
     stride: list[int],
     padding: list[int],
 ) -> tuple[Tensor, Tensor]:
-    """`max_pool2d(relu((x - mean) * rstd * weight + bias))` and its offsets, as rows [B*H'*W', C].
+    """Return `max_pool2d(relu((x - mean) * rstd * weight + bias))` and its offsets, as rows.
 
-    x [B, C, H, W] in channels-last; what is made of it in fp32 is rounded to its dtype before the
-    relu, as by torch; all else [C] in fp32. Offsets are int8. This is the reference.
+    The normalized activation is computed in fp32 and rounded to the dtype of x before the ReLU, as
+    in torch. This is the reference.
+
+    Args:
+        x: [B, C, H, W] in channels-last.
+        mean: [C] in fp32.
+        rstd: [C] in fp32.
+        weight: [C] in fp32.
+        bias: [C] in fp32.
+        window: size of the pooling kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+
+    Returns:
+        Values [B * H' * W', C] in the dtype of x, and offsets of this shape in int8.
     """
-    each = (t.view(-1, 1, 1) for t in (mean, rstd, weight, bias))
-    mean, rstd, weight, bias = each
-    made = torch.relu(((x.float() - mean) * rstd * weight + bias).to(x.dtype))
-    pooled, at = F.max_pool2d(made, window, stride, padding, return_indices=True)
+    channels = (t.view(-1, 1, 1) for t in (mean, rstd, weight, bias))
+    mean, rstd, weight, bias = channels
+    activation = torch.relu(((x.float() - mean) * rstd * weight + bias).to(x.dtype))
+    pooled, at = F.max_pool2d(activation, window, stride, padding, return_indices=True)
     first = _first(pooled, stride, padding)
     down, along = at // x.shape[3] - first[0], at % x.shape[3] - first[1]
     offsets = (down * window[1] + along).to(torch.int8)
@@ -63,16 +76,23 @@ def max_pool_backward(
     stride: list[int],
     padding: list[int],
 ) -> Tensor:
-    """The gradient of an `image` [H, W] that `max_pool2d` took to [H', W'], as rows [B * H * W, C].
+    """Return the gradient of the input of `max_pool2d`, as rows [B * H * W, C].
 
-    grad [B, C, H', W'] of any floating dtype, which the rows get; offsets [B, C, H', W'], int8.
-    Added in fp32, rounded once, as Inductor does. This is the reference.
+    Summed in fp32 and rounded once, as in Inductor. This is the reference.
+
+    Args:
+        grad: gradient of the result, [B, C, H', W'] in any floating dtype, which the rows get.
+        offsets: [B, C, H', W'] in int8.
+        image: size of the input, [H, W].
+        window: size of the pooling kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
     """
-    places, first = offsets.long(), _first(grad, stride, padding)
-    at = (first[0] + places // window[1]) * image[1] + first[1] + places % window[1]
-    found = grad.new_zeros((*grad.shape[:2], image[0] * image[1]), dtype=torch.float32)
-    found.scatter_add_(2, at.flatten(2), grad.flatten(2).float())
-    return rows_of(found.to(grad.dtype).view(*grad.shape[:2], *image)).contiguous()
+    taps, first = offsets.long(), _first(grad, stride, padding)
+    at = (first[0] + taps // window[1]) * image[1] + first[1] + taps % window[1]
+    sums = grad.new_zeros((*grad.shape[:2], image[0] * image[1]), dtype=torch.float32)
+    sums.scatter_add_(2, at.flatten(2), grad.flatten(2).float())
+    return rows_of(sums.to(grad.dtype).view(*grad.shape[:2], *image)).contiguous()
 
 
 @max_pool_backward.register_fake
@@ -88,7 +108,7 @@ def _(
 
 
 def _first(pooled: Tensor, stride: list[int], padding: list[int]) -> list[Tensor]:
-    """The row and the column in the image where each window begins."""
+    """Return the row and the column of the input at which each pooling window begins."""
     down, along = (
         torch.arange(size, device=pooled.device) * step - pad
         for size, step, pad in zip(pooled.shape[2:], stride, padding, strict=True)

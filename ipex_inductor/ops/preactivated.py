@@ -1,8 +1,8 @@
-"""`ipex::conv_preactivated`: a convolution of one pixel behind a batch norm and a relu.
+"""`ipex::conv_preactivated`: batch norm, ReLU and a 1 x 1 convolution.
 
-So layers of a DenseNet begin (Huang et al. 2016, arXiv:1608.06993), which read the features of all
-layers before them, side by side; and blocks that He et al. 2016 (arXiv:1603.05027) call full
-pre-activation.
+Layers of a DenseNet begin so (Huang et al. 2016, arXiv:1608.06993), reading the concatenated
+features of all layers before them; and the full pre-activation blocks of He et al. 2016
+(arXiv:1603.05027).
 """
 
 import torch
@@ -25,7 +25,17 @@ def activated(
     epsilon: float,
     more: list[Tensor],
 ) -> Tensor:
-    """`relu(batch_norm(cat([x, *more], 1)))` in inference, rounded to the dtype of x."""
+    """Return `relu(batch_norm(cat([x, *more], 1)))` in inference, rounded to the dtype of x.
+
+    Args:
+        x: [B, D, H, W].
+        gamma: [C].
+        beta: [C].
+        mean: [C].
+        variance: [C].
+        epsilon: added to the variance.
+        more: further activations, C channels in all.
+    """
     whole = torch.cat([x, *more], 1) if more else x
     norm = torch.ops.aten._native_batch_norm_legit_no_training
     return torch.relu(norm(whole, gamma, beta, mean, variance, 0.0, epsilon)[0])
@@ -44,10 +54,23 @@ def reference(
     unary: str,
     scalars: list[float],
 ) -> Tensor:
-    """`unary(conv2d(relu(batch_norm(cat([x, *more], 1))), weight, bias), *scalars)`.
+    """Return `unary(conv2d(relu(batch_norm(cat([x, *more], 1))), weight, bias), *scalars)`.
 
-    x [B, D, H, W], `more` of as many images and pixels, C channels in all; weight [O, C, 1, 1],
-    bias [O], gamma, beta, mean and variance [C] -> [B, O, H, W].
+    Args:
+        x: [B, D, H, W].
+        weight: [O, C, 1, 1].
+        bias: [O].
+        gamma: [C].
+        beta: [C].
+        mean: [C].
+        variance: [C].
+        epsilon: added to the variance.
+        more: activations of the same batch and size, C channels in all.
+        unary: name in `ops/epilogue.py`.
+        scalars: arguments of the unary.
+
+    Returns:
+        [B, O, H, W].
     """
     image = activated(x, gamma, beta, mean, variance, epsilon, more)
     return conv.reference(image, weight, bias, None, *WINDOW, "none", unary, scalars)
@@ -56,9 +79,16 @@ def reference(
 def affine(
     gamma: Tensor | None, beta: Tensor | None, mean: Tensor, variance: Tensor, epsilon: float
 ) -> Tensor:
-    """What a batch norm multiplies channels by, and what it adds: [2, C] in fp32, of fp64 in fp64.
+    """Return the scale and the shift that a batch norm applies: [2, C] in fp32 (fp64 for fp64).
 
     Computed in fp64 and rounded once.
+
+    Args:
+        gamma: [C].
+        beta: [C].
+        mean: [C].
+        variance: [C].
+        epsilon: added to the variance.
     """
     scale = (variance.double() + epsilon).rsqrt()
     scale = scale if gamma is None else scale * gamma.double()
@@ -75,17 +105,23 @@ def rows(
     more: list[Tensor],
     tile: list[int],
 ) -> Tensor:
-    """The convolution and its bias as rows, a pixel each, not rounded: [B * H * W, O].
+    """Return the convolution with its bias as rows, one per pixel, not rounded: [B * H * W, O].
 
-    x and `more` are images in channels-last, `weight` [O, C] is a matrix, `affine` as above; in
-    fp32, of fp64 in fp64. `tile` is for `templates/triton/batch_norm_relu.py`. This is the
-    reference.
+    In fp32 (fp64 for fp64). This is the reference of `templates/triton/batch_norm_relu.py`.
+
+    Args:
+        x: activation in channels-last.
+        affine: result of `affine`, [2, C].
+        weight: matrix [O, C].
+        bias: [O].
+        more: further activations in channels-last.
+        tile: parameters of the template.
     """
     wide = unrounded(x)
     scale, shift = affine.to(wide)
-    given = rows_of(torch.cat([x, *more], 1)).to(wide)
-    made = torch.relu(given * scale + shift).to(x.dtype).to(wide) @ weight.to(wide).t()
-    return made if bias is None else made + bias.to(wide)
+    inputs = rows_of(torch.cat([x, *more], 1)).to(wide)
+    product = torch.relu(inputs * scale + shift).to(x.dtype).to(wide) @ weight.to(wide).t()
+    return product if bias is None else product + bias.to(wide)
 
 
 conv_preactivated, preactivated_rows = (

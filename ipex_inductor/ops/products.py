@@ -1,6 +1,6 @@
-"""Products of rows with a weight, in one kernel with what follows: an op for each template.
+"""GEMMs with a weight, in one kernel with their epilogue: one op per template.
 
-`ipex::streamed` is bound by memory, `ipex::persistent` and `ipex::pipelined` by arithmetic.
+`ipex::streamed` is memory-bound; `ipex::persistent` and `ipex::pipelined` are compute-bound.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from ipex_inductor.ops.few_rows import unrounded
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) -> Tensor:
-    """`x @ weight.T + bias`, not rounded: x [M, K], weight [N, K], bias [N] -> [M, N] in fp32.
+    """Return `x @ weight.T + bias`, not rounded: x [M, K], weight [N, K], bias [N] -> [M, N].
 
-    Of fp64 in fp64. `tile` are the fields of the template's `Tile`, by which Inductor's kernel
-    goes. This is the reference.
+    In fp32 (fp64 for fp64). `tile` has the fields of the template's `Tile`, which Inductor's kernel
+    uses. This is the reference.
     """
     factors: Any = (t if t is None else t.to(unrounded(x)) for t in (x, weight, bias))
     result: Tensor = torch.nn.functional.linear(*factors)

@@ -1,4 +1,4 @@
-"""`ipex::relu_norm_gradient`: what a ReLU behind a batch norm lets through, without its mask."""
+"""`ipex::relu_norm_gradient`: gradient of ReLU after batch norm, without a stored mask."""
 
 import torch
 from torch import Tensor
@@ -16,12 +16,19 @@ def relu_norm_gradient(
     bias: Tensor,
     reader: int,
 ) -> Tensor:
-    """`gradient`, and 0 where relu((x - mean) * scale * weight + bias) is 0.
+    """Return `gradient`, with 0 where relu((x - mean) * scale * weight + bias) is 0.
 
-    `gradient` and x [N, C, ...] of one dtype, the others in fp32 (of fp64 in fp64) and in shapes
-    that broadcast to theirs. A NaN lets through, as in `aten.threshold_backward`. `reader` is a
-    number: a graph keeps calls apart that differ in it, so that each is computed where it is read.
-    The reference.
+    A NaN passes its gradient, as in `aten.threshold_backward`. This is the reference.
+
+    Args:
+        gradient: [N, C, ...].
+        x: [N, C, ...], of the dtype of `gradient`.
+        mean: broadcasts to x, in fp32 (fp64 for fp64), as all below.
+        scale: reciprocal standard deviation.
+        weight: of the batch norm.
+        bias: of the batch norm.
+        reader: index of the reading node; calls that differ in it are not merged by a graph, so
+            each is computed where it is read.
     """
     normed = (x - mean) * scale * weight + bias
     return torch.where(normed <= 0, torch.zeros_like(gradient), gradient)
@@ -29,7 +36,7 @@ def relu_norm_gradient(
 
 @op("kept")
 def kept(x: Tensor) -> Tensor:
-    """A copy that a forward keeps for its backward, which never computes it again of `x`."""
+    """Return a copy that a forward saves for its backward, which never recomputes it from `x`."""
     return x.clone()
 
 

@@ -10,10 +10,18 @@ from ipex_inductor.ops.defining import op
 def short_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float
 ) -> Tensor:
-    """softmax(q @ k.T * scale + mask) @ v, zeros where every key is masked.
+    """Return softmax(q @ k.T * scale + mask) @ v, with zeros where every key is masked.
 
-    q [B, H, Q, D], k and v [B, H, K, D], mask broadcast to [B, H, Q, K], all of one dtype.
-    `causal`: query i sees the keys up to i. -> [B, H, Q, D], lying as q, which torch's op has.
+    Args:
+        q: [B, H, Q, D].
+        k: [B, H, K, D], of the dtype of q.
+        v: [B, H, K, D], of the dtype of q.
+        mask: broadcasts to [B, H, Q, K], of the dtype of q.
+        causal: True if query i attends to the keys up to i.
+        scale: factor of the scores.
+
+    Returns:
+        [B, H, Q, D] with the strides of q, as torch's op returns.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale

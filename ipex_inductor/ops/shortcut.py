@@ -1,4 +1,4 @@
-"""`ipex::conv_shortcut`: two convolutions of one pixel, added: how a block of a ResNet ends."""
+"""`ipex::conv_shortcut`: the sum of two 1 x 1 convolutions, the end of a residual block."""
 
 import torch
 from torch import Tensor
@@ -16,14 +16,23 @@ def reference(
     projection: Tensor,
     stride: list[int],
 ) -> Tensor:
-    """`relu(conv2d(x, weight, bias) + conv2d(source, projection, None, stride))`.
+    """Return `relu(conv2d(x, weight, bias) + conv2d(source, projection, None, stride))`.
 
-    x [B, C, H, W], weight [O, C, 1, 1], bias [O], source [B, D, H', W'] whose every `stride`-th
-    pixel is read, projection [O, D, 1, 1] -> [B, O, H, W]. What He et al. 2015 (arXiv:1512.03385)
-    call a projection shortcut, without batch norms.
+    A projection shortcut of He et al. 2015 (arXiv:1512.03385), without batch norms.
+
+    Args:
+        x: [B, C, H, W].
+        weight: [O, C, 1, 1].
+        bias: [O].
+        source: [B, D, H', W']; every `stride`-th pixel is read.
+        projection: [O, D, 1, 1].
+        stride: of each dimension.
+
+    Returns:
+        [B, O, H, W].
     """
-    beside = torch.conv2d(source, projection, None, stride)
-    return torch.relu(torch.conv2d(x, weight, bias) + beside)
+    projected = torch.conv2d(source, projection, None, stride)
+    return torch.relu(torch.conv2d(x, weight, bias) + projected)
 
 
 def rows(
@@ -36,16 +45,25 @@ def rows(
     template: str,
     tile: list[int],
 ) -> Tensor:
-    """The sum of both products and the bias as rows, a pixel each, not rounded: [B * H * W, O].
+    """Return the sum of both GEMMs and the bias as rows, one per pixel, not rounded.
 
-    `weight` [O, C] and `projection` [O, D] are matrices, x and source images in channels-last; in
-    fp32, of fp64 in fp64. `template` is "streamed" or "boxes", `tile` for it
-    (`templates/triton/residual.py`). This is the reference.
+    The result is [B * H * W, O] in fp32 (fp64 for fp64). This is the reference of
+    `templates/triton/residual.py`.
+
+    Args:
+        x: activation in channels-last.
+        weight: matrix [O, C].
+        bias: [O].
+        source: activation in channels-last.
+        projection: matrix [O, D].
+        stride: of each dimension of `source`.
+        template: "streamed" or "boxes".
+        tile: parameters of the template.
     """
     wide = unrounded(x)
     read = source[:, :, :: stride[0], :: stride[1]]
-    made = rows_of(x).to(wide) @ weight.to(wide).t()
-    return made + rows_of(read).to(wide) @ projection.to(wide).t() + bias.to(wide)
+    product = rows_of(x).to(wide) @ weight.to(wide).t()
+    return product + rows_of(read).to(wide) @ projection.to(wide).t() + bias.to(wide)
 
 
 conv_shortcut, shortcut_rows = op("conv_shortcut")(reference), op("shortcut_rows")(rows)

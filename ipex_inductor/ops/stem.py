@@ -1,4 +1,4 @@
-"""`ipex::conv_stem`: a convolution of few channels, whose weight is the matrix of a product."""
+"""`ipex::conv_stem`: a small-channel convolution as a GEMM with a rearranged weight."""
 
 import math
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from torch import Tensor
 
 from ipex_inductor.ops.defining import op
 
-TERMS = 64  # a matrix has a multiple of so many rows: those beyond the window are zero
-VECTOR = 8  # neighbours that one load may take
+TERMS = 64  # K of the weight matrix is a multiple of this; rows beyond the kernel are zero
+VECTOR = 8  # adjacent elements of one load
 
 
 @dataclass(frozen=True)
 class Runs:
-    """What one output pixel reads of an image: `count` runs of `length` neighbours in memory.
+    """The elements that an output pixel reads: `count` runs of `length` adjacent elements.
 
-    An image is channels-last, with a run for each row of the window, or contiguous, with one for
-    each row of each channel. A run begins `shift` early, and takes `width` rows of the matrix, so
-    that all of them begin at multiples of what one load takes.
+    An activation is channels-last, with a run for each row of the kernel, or contiguous, with a run
+    for each row of each channel. A run begins `shift` elements early and takes `width` rows of the
+    matrix, so that all runs begin at multiples of the elements of one load.
     """
 
     count: int
@@ -30,7 +30,7 @@ class Runs:
 
     @property
     def terms(self) -> int:
-        """The rows of the matrix."""
+        """Return the number of rows of the matrix."""
         return -(-self.count * self.width // TERMS) * TERMS
 
 
@@ -41,7 +41,15 @@ def runs(
     padding: Sequence[int],
     last: bool,
 ) -> Runs:
-    """The runs of a window [h, w] on an image [C, H, W]; `last`: its channels are."""
+    """Return the runs of a kernel on an activation.
+
+    Args:
+        image: shape of the activation, [C, H, W].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        last: True if the activation is channels-last, else it is contiguous.
+    """
     channels, height, width = image
     unit, planes = (channels, 1) if last else (1, channels)
     steps = [stride[1] * unit, width * unit, channels * height * width]
@@ -53,19 +61,27 @@ def runs(
     return Runs(window[0] * planes, length, shift, whole)
 
 
-def arranged(weight: Tensor, found: Runs, last: bool) -> Tensor:
-    """The weight [O, C, h, w] as a matrix [terms, O]."""
+def arranged(weight: Tensor, layout: Runs, last: bool) -> Tensor:
+    """Return the weight [O, C, h, w] as a matrix [terms, O]."""
     rows = weight.permute(0, 2, 3, 1) if last else weight
-    rows = rows.reshape(-1, found.count, found.length)
-    rows = F.pad(rows, (found.shift, found.width - found.length - found.shift))
-    rows = F.pad(rows.flatten(1), (0, found.terms - found.count * found.width))
+    rows = rows.reshape(-1, layout.count, layout.length)
+    rows = F.pad(rows, (layout.shift, layout.width - layout.length - layout.shift))
+    rows = F.pad(rows.flatten(1), (0, layout.terms - layout.count * layout.width))
     return rows.t().contiguous()
 
 
-def restored(matrix: Tensor, found: Runs, channels: int, window: list[int], last: bool) -> Tensor:
-    """The weight that `arranged` made the matrix of."""
-    rows = matrix.t()[:, : found.count * found.width].reshape(-1, found.count, found.width)
-    rows = rows[..., found.shift : found.shift + found.length]
+def restored(matrix: Tensor, layout: Runs, channels: int, window: list[int], last: bool) -> Tensor:
+    """Return the weight that `arranged` turned into a matrix.
+
+    Args:
+        matrix: [terms, O].
+        layout: runs of the kernel.
+        channels: C.
+        window: size of the kernel, [h, w].
+        last: True for channels-last activations.
+    """
+    rows = matrix.t()[:, : layout.count * layout.width].reshape(-1, layout.count, layout.width)
+    rows = rows[..., layout.shift : layout.shift + layout.length]
     if last:
         return rows.reshape(-1, *window, channels).permute(0, 3, 1, 2)
     return rows.reshape(-1, channels, *window)
@@ -81,14 +97,21 @@ def conv_stem(
     last: bool,
     tile: list[int],
 ) -> Tensor:
-    """`conv2d(x, weight)` as rows, a pixel each: [B * H' * W', O], so that any epilogue fuses.
+    """Return `conv2d(x, weight)` as rows, one per pixel: [B * H' * W', O]; any epilogue fuses.
 
-    x [B, C, H, W], `matrix` what `arranged` made of a weight of that `window`; `last`: x is
-    channels-last, or else contiguous. `tile` is for the template
-    (`templates/triton/conv_small_channel.py`). This is the reference.
+    This is the reference of the template (`templates/triton/conv_small_channel.py`).
+
+    Args:
+        x: [B, C, H, W].
+        matrix: the weight as `arranged` returns it.
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        last: True if x is channels-last, else it is contiguous.
+        tile: parameters of the template.
     """
-    found = runs(x.shape[1:], window, stride, padding, last)
-    weight = restored(matrix, found, x.shape[1], window, last)
+    layout = runs(x.shape[1:], window, stride, padding, last)
+    weight = restored(matrix, layout, x.shape[1], window, last)
     return rows_of(torch.conv2d(x, weight, None, stride, padding)).contiguous()
 
 
@@ -113,10 +136,18 @@ def sides(
     padding: Sequence[int],
     dilation: Sequence[int] = (1, 1),
 ) -> tuple[int, int]:
-    """The height and width of a convolution's result."""
+    """Return the height and width of a convolution's result.
+
+    Args:
+        image: size of the activation, [H, W].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+    """
     height, width = (
-        (size + 2 * around - step * (reach - 1) - 1) // stride + 1
-        for size, reach, stride, around, step in zip(
+        (size + 2 * pad - step * (reach - 1) - 1) // stride + 1
+        for size, reach, stride, pad, step in zip(
             image, window, stride, padding, dilation, strict=True
         )
     )
@@ -124,10 +155,10 @@ def sides(
 
 
 def rows_of(image: Tensor) -> Tensor:
-    """[B, C, H, W] in channels-last as [B * H * W, C]."""
+    """Return an activation [B, C, H, W] in channels-last as [B * H * W, C]."""
     return image.permute(0, 2, 3, 1).reshape(-1, image.shape[1])
 
 
 def image_of(rows: Tensor, batch: int, height: int, width: int) -> Tensor:
-    """[B * H * W, C] as [B, C, H, W] in channels-last."""
+    """Return [B * H * W, C] as [B, C, H, W] in channels-last."""
     return rows.view(batch, height, width, -1).permute(0, 3, 1, 2)

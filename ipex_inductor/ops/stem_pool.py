@@ -1,4 +1,4 @@
-"""`ipex::conv_pool`: a convolution, relu and a max pool: how the nets after ResNet begin."""
+"""`ipex::conv_pool`: a convolution, ReLU and a max pool, the beginning of ResNet-like networks."""
 
 import torch
 from torch import Tensor
@@ -6,19 +6,27 @@ from torch import Tensor
 from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.stem import restored, rows_of, runs
 
-# The pool of He et al. 2015 (arXiv:1512.03385).
+# Size, stride and padding of the pool of He et al. 2015 (arXiv:1512.03385).
 WINDOW, STEP, AROUND = 3, 2, 1
 
 
 def reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int]
 ) -> Tensor:
-    """`max_pool2d(relu(conv2d(x, weight, bias, stride, padding)), 3, 2, 1)`.
+    """Return `max_pool2d(relu(conv2d(x, weight, bias, stride, padding)), 3, 2, 1)`.
 
-    x [B, C, H, W], weight [O, C, h, w], bias [O] -> [B, O, H', W'].
+    Args:
+        x: [B, C, H, W].
+        weight: [O, C, h, w].
+        bias: [O].
+        stride: of each dimension of the convolution.
+        padding: of each dimension of the convolution.
+
+    Returns:
+        [B, O, H', W'].
     """
-    made = torch.relu(torch.conv2d(x, weight, bias, stride, padding))
-    return torch.max_pool2d(made, WINDOW, STEP, AROUND)
+    activation = torch.relu(torch.conv2d(x, weight, bias, stride, padding))
+    return torch.max_pool2d(activation, WINDOW, STEP, AROUND)
 
 
 def rows(
@@ -31,14 +39,22 @@ def rows(
     last: bool,
     tile: list[int],
 ) -> Tensor:
-    """The same as rows, a pixel each: [B * H' * W', O].
+    """Return `reference` as rows, one per pixel: [B * H' * W', O].
 
-    `matrix` is what `ops/stem.py: arranged` made of a weight of that `window`; `last`: x is
-    channels-last, or else contiguous. `tile` is for the template
-    (`templates/triton/conv_small_channel_pool.py`). This is the reference.
+    This is the reference of the template (`templates/triton/conv_small_channel_pool.py`).
+
+    Args:
+        x: [B, C, H, W].
+        matrix: the weight as `ops.stem.arranged` returns it.
+        bias: [O].
+        window: size of the kernel, [h, w].
+        stride: of each dimension of the convolution.
+        padding: of each dimension of the convolution.
+        last: True if x is channels-last, else it is contiguous.
+        tile: parameters of the template.
     """
-    found = runs(x.shape[1:], window, stride, padding, last)
-    weight = restored(matrix, found, x.shape[1], window, last)
+    layout = runs(x.shape[1:], window, stride, padding, last)
+    weight = restored(matrix, layout, x.shape[1], window, last)
     return rows_of(reference(x, weight, bias, stride, padding)).contiguous()
 
 

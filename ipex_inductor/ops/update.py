@@ -1,17 +1,17 @@
-"""Elementwise updates of many tensors as data: what a pass finds in a graph and a kernel does."""
+"""Elementwise updates of many tensors as data: a pass finds them, a kernel runs them."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Update:
-    """What is done to a row of tensors of one shape and layout, element by element.
+    """An elementwise update of a row of tensors of one shape and layout.
 
-    Lines are those of `templates/optimizer/formulas.py`: `scalars` (fp64, once a row) read
-    `numbers` and `step`, which is 1 more than a tensor of one element and the dtype `counted` held;
-    `lines` (each element) read and write `columns`, of which `stored` are kept. One column is
-    `param`. Columns and numbers are in order, dtypes are names; that of a number is "" where the
-    host knows it, else that of the tensor on the device that holds it.
+    Lines are those of `templates/optimizer/formulas.py`. `scalars` (fp64, once a row) read
+    `numbers` and `step`, which is 1 more than a one-element tensor of dtype `counted` held. `lines`
+    (each element) read and write `columns`, of which `stored` are written back. One column is
+    `param`. Columns and numbers are in order, dtypes are names; the dtype of a number is "" if the
+    host knows its value, else the dtype of the device tensor that holds it.
     """
 
     columns: tuple[tuple[str, str], ...]  # name, dtype
@@ -23,20 +23,20 @@ class Update:
 
     @property
     def real(self) -> str:
-        """The dtype of the arithmetic on elements."""
+        """Return the dtype of the arithmetic on elements."""
         return "float64" if "float64" in dict(self.columns).values() else "float32"
 
 
 @dataclass(frozen=True)
 class Held:
-    """The number that an operand of one element holds at each call."""
+    """An operand of one element whose value is read at each call."""
 
     operand: int
 
 
 @dataclass(frozen=True)
 class Row:
-    """The operands of an update: of its columns, of its step, if it counts one; its numbers."""
+    """The operands of one update: indices of its columns and of its step (or None), its numbers."""
 
     columns: tuple[int, ...]
     step: int | None
@@ -45,7 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Made:
-    """A tensor that a graph makes and returns."""
+    """A tensor that a graph allocates and returns."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -54,11 +54,12 @@ class Made:
 
 @dataclass(frozen=True)
 class Program:
-    """A graph that is updates and nothing else.
+    """A graph that consists of updates only.
 
-    Its operands are numbered: the inputs, the attributes by name, then what is made. Those of a row
-    have one shape, and any layout. `written` are all that are given and change; `outputs` are made.
-    All are on `device`, but for numbers that the host holds.
+    Operands are numbered: the inputs, the attributes by name, then the allocated tensors. The
+    operands of a row have one shape, and any layout. `written` lists the given operands that
+    change; `outputs` the returned allocated ones. All are on `device`, except for numbers that the
+    host holds.
     """
 
     device: str

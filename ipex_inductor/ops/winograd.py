@@ -1,5 +1,6 @@
-"""`ipex::winograd`: a convolution of 3 x 3 pixels by Winograd's way, on a weight that
-`ipex::winograd_weight` transforms: by F(2 x 2, 3 x 3) in fp32, by F(4 x 4, 3 x 3) in bf16.
+"""`ipex::winograd`: a 3 x 3 Winograd convolution on a transformed weight.
+
+`ipex::winograd_weight` transforms the weight: for F(2 x 2, 3 x 3) in fp32, F(4 x 4, 3 x 3) in bf16.
 """
 
 import torch
@@ -9,27 +10,28 @@ from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.defining import op
 from ipex_inductor.runtime.huge_pages import on_huge_pages
 
-PANEL = 16  # channels of the result that lie together
-# Pixels of a side of a tile of the result. Larger ones save more products and lose more digits.
+PANEL = 16  # adjacent output channels of a panel
+# Side of an output tile, in pixels. Larger tiles save more multiplications and lose more digits.
 TILE = {torch.float32: 2, torch.bfloat16: 4}
 
 
 @op("winograd_weight")
 def winograd_weight(weight: Tensor) -> Tensor:
-    """`transformed` as an op."""
+    """Return the transformed weight: `transformed` as an op."""
     return transformed(weight)
 
 
 def transformed(weight: Tensor) -> Tensor:
-    """weight [O, C, 3, 3] as [O / 16, spots of a window, C, 16] in fp32, computed in fp64.
+    """Return weight [O, C, 3, 3] as [O / 16, points, C, 16] in fp32, computed in fp64.
 
-    O is a multiple of 16; of fp32 there are 16 spots, of bf16 36. (Lavin and Gray, "Fast Algorithms
-    for Convolutional Neural Networks".)
+    O is a multiple of 16; there are 16 points for fp32, 36 for bf16. (Lavin and Gray, "Fast
+    Algorithms for Convolutional Neural Networks".)
     """
     result = on_huge_pages(weight, shape(weight), torch.float32)
     side = TILE[weight.dtype] + 2
-    for panel, windows in zip(result, torch.split(weight, PANEL), strict=True):  # in the cache each
-        spots = _spread(_spread(windows.permute(2, 3, 1, 0).double(), 0, side), 1, side)
+    # One panel at a time fits the cache.
+    for panel, windows in zip(result, torch.split(weight, PANEL), strict=True):
+        spots = _transform(_transform(windows.permute(2, 3, 1, 0).double(), 0, side), 1, side)
         panel.copy_(spots.flatten(0, 1))
     return result
 
@@ -49,14 +51,23 @@ def winograd(
     binary: str,
     unary: str,
 ) -> Tensor:
-    """`unary(binary(convolution(x, w, bias), other))`, the words of `ops/epilogue.py`, stride 1.
+    """Return `unary(binary(convolution(x, w, bias), other))` with stride 1, rounded once.
 
-    x [B, C, H, W], other and the result [B, O, H', W'], all channels-last; weight as
-    `ipex::winograd_weight` makes it of [O, C, 3, 3], bias [O]. Rounded once.
+    Args:
+        x: [B, C, H, W] in channels-last.
+        weight: [O, C, 3, 3] as `ipex::winograd_weight` transforms it.
+        bias: [O].
+        other: as the result.
+        padding: of each dimension.
+        binary: name in `ops/epilogue.py`.
+        unary: name in `ops/epilogue.py`.
+
+    Returns:
+        [B, O, H', W'] in channels-last.
     """
     side = TILE[x.dtype] + 2
     spots = weight.permute(0, 3, 2, 1).reshape(-1, weight.shape[2], side, side)
-    plain = _undone(_undone(spots, 2), 3)
+    plain = _invert(_invert(spots, 2), 3)
     bias, other = (t if t is None else t.float() for t in (bias, other))
     product = torch.conv2d(x.float(), plain, bias, 1, padding)
     result = epilogue.apply(product, other, binary, unary, []).to(x.dtype)
@@ -74,11 +85,12 @@ def _(
     unary: str,
 ) -> Tensor:
     sides = [size + 2 * more - 2 for size, more in zip(x.shape[2:], padding, strict=True)]
-    made = weight.shape[0] * PANEL
-    return x.new_empty(x.shape[0], made, *sides).contiguous(memory_format=torch.channels_last)
+    channels = weight.shape[0] * PANEL
+    return x.new_empty(x.shape[0], channels, *sides).contiguous(memory_format=torch.channels_last)
 
 
-def _spread(window: Tensor, dim: int, side: int) -> Tensor:
+def _transform(window: Tensor, dim: int, side: int) -> Tensor:
+    """Transform one dimension of a 3 x 3 kernel to `side` points."""
     first, middle, last = window.unbind(dim)
     if side == 4:
         both, middle = (first + last) / 2, middle / 2
@@ -88,7 +100,8 @@ def _spread(window: Tensor, dim: int, side: int) -> Tensor:
     return torch.stack([*spots, more + middle / 12, more - middle / 12, last], dim)
 
 
-def _undone(spots: Tensor, dim: int) -> Tensor:
+def _invert(spots: Tensor, dim: int) -> Tensor:
+    """Return the 3 taps of a transformed dimension: the inverse of `_transform`."""
     first, more, less, *_, last = spots.unbind(dim)
     if spots.shape[dim] == 4:
         return torch.stack([first, more - less, last], dim)
@@ -96,5 +109,5 @@ def _undone(spots: Tensor, dim: int) -> Tensor:
 
 
 def shape(weight: Tensor) -> tuple[int, int, int, int]:
-    """Of the transformed weight."""
+    """Return the shape of the transformed weight."""
     return weight.shape[0] // PANEL, (TILE[weight.dtype] + 2) ** 2, weight.shape[1], PANEL

@@ -1,4 +1,4 @@
-"""What was decided and why: every room writes here, `explain` and the tests read."""
+"""Decisions and their reasons: every module records them; `explain` and the tests read them."""
 
 import functools
 import logging
@@ -17,21 +17,21 @@ log = logging.getLogger("ipex_inductor")
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """A warning that a process gives once."""
+    """Log a warning once per process."""
     log.warning(message)
 
 
-KEPT = 256  # graphs whose decisions are remembered
+KEPT = 256  # number of latest graphs whose decisions are stored
 
-# What an event can be, in the order they are shown.
+# Kinds of events, in the order of their display.
 KINDS = {
-    "fallback": "given up: plain Inductor compiled the graph",
+    "fallback": "fallback: plain Inductor compiled the graph",
     "fired": "a rule or a fold rewrote the graph",
-    "hoisted": "work on weights alone, run once and not in every call",
-    "choice": "the kernel that was chosen",
-    "left": "left to Inductor, which was measured to do it as well",
-    "missed": "looked at and refused",
-    "cache": "looked for in the kernel cache",
+    "hoisted": "weight preprocessing, run once instead of in every call",
+    "choice": "the selected kernel",
+    "left": "skipped: Inductor was measured to be as fast",
+    "missed": "considered and rejected",
+    "cache": "lookup in the kernel cache",
 }
 
 
@@ -45,18 +45,18 @@ class Event:
     where: str = ""
 
     def __str__(self) -> str:
-        """One line."""
+        """Return the decision in one line."""
         reason, where = f" ({self.reason})" * bool(self.reason), f" at {self.where}"
         return f"{self.kind}: {self.subject}{reason}{where * bool(self.where)}"
 
 
 @dataclass
 class GraphReport:
-    """The decisions about one graph, or one model, in the order they were taken.
+    """The decisions about one graph, or one model, in their order.
 
-    `source` is "passes" where they ran here, "cache" where the events came with an entry of a graph
-    cache, "" where an entry had none, and "optimize" for a model. `stages`: the graph as text, only
-    if `explain` asked.
+    `source` is "passes" if they ran in this process, "cache" if the events came with an entry of a
+    graph cache, "" if an entry had none, and "optimize" for a model. `stages`: text of the graph by
+    stage, only for `explain`.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -64,13 +64,20 @@ class GraphReport:
     stages: dict[str, str] | None = None
 
     def add(self, kind: str, subject: str, reason: str = "", where: str = "") -> None:
-        """Note one decision; a fallback is also said once in the log."""
+        """Record one decision; a fallback is also logged as a warning.
+
+        Args:
+            kind: key of `KINDS`.
+            subject: the rule, kernel or pass.
+            reason: why it was decided.
+            where: the user's line.
+        """
         self.events.append(Event(kind, subject, reason, where))
         level = logging.WARNING if kind == "fallback" else logging.DEBUG
         log.log(level, "%s", self.events[-1])
 
     def count(self, kind: str) -> dict[str, int]:
-        """How often each subject met `kind`."""
+        """Return how often each subject has events of `kind`."""
         counts: dict[str, int] = {}
         for event in self.events:
             if event.kind == kind:
@@ -78,26 +85,26 @@ class GraphReport:
         return counts
 
     def show(self, stage: str, graph: Any) -> None:
-        """Keep the graph (or source code) as it is at this stage, if somebody wants to read it."""
+        """Store the graph (or source code) at this stage, if stages are recorded."""
         if self.stages is not None:
             self.stages[stage] = graph if isinstance(graph, str) else graph_text(graph)
 
     def summary(self) -> str:
-        """One line: how often each thing happened."""
+        """Return how often each decision occurred, in one line."""
         if not self.source and not self.count("fallback"):
             return "nothing is known: it came out of a graph cache, or joint graph passes are off"
         parts = []
         for kind in KINDS:
             counts = self.count(kind)
-            each = ", ".join(name + f" x{n}" * (n > 1) for name, n in counts.items())
-            parts += [f"{kind} {each}"] if counts else []
+            subjects = ", ".join(name + f" x{n}" * (n > 1) for name, n in counts.items())
+            parts += [f"{kind} {subjects}"] if counts else []
         text = "; ".join(parts) or "nothing of ours to do"
         return f"{text} (out of a graph cache)" if self.source == "cache" else text
 
     def publish(self) -> None:
-        """Say the summary in the log, and all of it as structured trace events (for tlparse).
+        """Log the summary, and emit all decisions as structured trace events (for tlparse).
 
-        What the kernel cache said is in the name of one, as torch's own caches have it:
+        The outcome of the kernel cache is in the name of an event, as in torch's own caches:
         `ipex_cache_hit`.
         """
         log.info("%s", self.summary())
@@ -107,12 +114,12 @@ class GraphReport:
                 _trace(f"ipex_cache_{event.subject.replace(' ', '_')}", "string", event.reason)
 
     def to_dict(self) -> dict[str, Any]:
-        """Source and events as plain data."""
+        """Return source and events as plain data."""
         return {"source": self.source, "events": [asdict(event) for event in self.events]}
 
     def __str__(self) -> str:
-        """A line for each decision."""
-        return "\n".join(map(str, self.events)) or "nothing was asked for"
+        """Return a line for each decision."""
+        return "\n".join(map(str, self.events)) or "no decisions"
 
 
 def _trace(name: str, encoding: str, payload: str | Callable[[], Any]) -> None:
@@ -126,7 +133,7 @@ def _trace(name: str, encoding: str, payload: str | Callable[[], Any]) -> None:
 
 
 def graph_text(graph: Any) -> str:
-    """An fx graph with one node a line: name, type, call."""
+    """Return an fx graph as text with one node per line: name, type, call."""
     return "\n".join(map(_node_text, graph.nodes))
 
 
@@ -158,7 +165,7 @@ _current: ContextVar[GraphReport | None] = ContextVar("ipex_current", default=No
 
 
 def open_report() -> GraphReport:
-    """A new, empty report, remembered as the latest."""
+    """Return a new, empty report, stored as the latest."""
     captured = _captured.get()
     if captured is not None:
         captured.append(GraphReport(stages={}))
@@ -171,7 +178,7 @@ def open_report() -> GraphReport:
 
 @contextmanager
 def capturing() -> Iterator[list[GraphReport]]:
-    """Reports opened inside keep the text of their graphs and go into this list alone."""
+    """Collect the reports opened inside in this list alone, with the text of their graphs."""
     captured: list[GraphReport] = []
     token = _captured.set(captured)
     try:
@@ -182,7 +189,7 @@ def capturing() -> Iterator[list[GraphReport]]:
 
 @contextmanager
 def about(report: GraphReport) -> Iterator[GraphReport]:
-    """While its graph is compiled `recall` writes to this report; published at the end."""
+    """Let `recall` write to this report while its graph is compiled; publish it at the end."""
     token = _current.set(report)
     try:
         yield report
@@ -192,24 +199,24 @@ def about(report: GraphReport) -> Iterator[GraphReport]:
 
 
 def current() -> GraphReport | None:
-    """The report of the graph that is being compiled or loaded in this thread."""
+    """Return the report of the graph that this thread compiles or loads, or None."""
     return _current.get()
 
 
 def recall(events: Iterable[Event]) -> None:
-    """Give the graph that is being loaded out of a cache the events of its compilation.
+    """Add the events of its compilation to the report of a graph loaded from a cache.
 
-    But for what was decided here as well, before it was looked for.
+    Subjects that were decided in this process before the lookup are left out.
     """
     report = _current.get() or open_report()
     if not report.source:
         report.source = "cache"
-        here = {event.subject for event in report.events}
-        report.events.extend(event for event in events if event.subject not in here)
+        decided = {event.subject for event in report.events}
+        report.events.extend(event for event in events if event.subject not in decided)
 
 
 def reports() -> list[GraphReport]:
-    """The reports of the latest graphs of this process, oldest first."""
+    """Return the reports of the latest graphs of this process, oldest first."""
     with _lock:
         return list(_graphs)
 
@@ -221,13 +228,14 @@ def clear() -> None:
 
 
 def report(model: Any) -> GraphReport:
-    """What `optimize` did to `model` and why, which is `model.ipex_report` too.
+    """Return what `optimize` did to `model` and why, which is `model.ipex_report` too.
 
-    Raises `ArgumentError` for a model that did not come out of `optimize`.
+    Raises:
+        ArgumentError: if the model was not returned by `optimize`.
     """
-    found = getattr(model, "ipex_report", None)
-    if isinstance(found, GraphReport):
-        return found
-    came = f"a {type(model).__name__} without a report"
-    todo = "Optimize it first."
-    raise ArgumentError("a model that ipex_inductor.optimize returned", came, todo)
+    model_report = getattr(model, "ipex_report", None)
+    if isinstance(model_report, GraphReport):
+        return model_report
+    received = f"a {type(model).__name__} without a report"
+    advice = "Optimize it first."
+    raise ArgumentError("a model that ipex_inductor.optimize returned", received, advice)

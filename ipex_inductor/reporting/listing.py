@@ -1,7 +1,7 @@
-"""Rows for people: a table where it fits, records where it does not, plain lines in files.
+"""Rows for terminals and files: a table if it fits, records if not, plain lines in files.
 
 A table fits if no word is broken and no cell takes more than `LINES` lines. Records are blocks of
-"head: cell" lines. Plain lines have no frames and no ends: nothing in them is cut or folded.
+"head: cell" lines. Plain lines have no frames: no text in them is cut or folded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Column, Table
 from rich.text import Text
 
-LINES = 3  # of one cell, until a record is easier to read
-PADDING = 2  # columns of a terminal behind each cell
-PLAIN_WIDTH = 200  # up to which rows outside of a terminal are lines with aligned cells
+LINES = 3  # most lines of a cell; beyond, a record is easier to read
+PADDING = 2  # terminal columns after each cell
+PLAIN_WIDTH = 200  # most columns of rows outside a terminal as lines with aligned cells
 
 Cell = str | Text
 
@@ -26,7 +26,7 @@ def number(head: str) -> Column:
 
 
 class Listing:
-    """Rows under heads, which a rich console shows as its width and kind allow."""
+    """Rows under heads, displayed as the width and the kind of a rich console allow."""
 
     def __init__(self, *heads: str | Column, title: Cell = "") -> None:
         self.columns = [head if isinstance(head, Column) else Column(head) for head in heads]
@@ -34,14 +34,14 @@ class Listing:
         self.rows: list[list[Text]] = []
 
     def add_row(self, *cells: Cell) -> None:
-        """Add a row; heads that it has no cell for are left empty."""
+        """Add a row; missing cells at its end are empty."""
         texts = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         self.rows.append(texts + [Text()] * (len(self.columns) - len(texts)))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the table, the records or the plain lines."""
         if not console.is_terminal:
-            yield from self._plain()
+            yield from self._plain_lines()
             return
         widths = self._widths(options.max_width)
         if widths is not None:
@@ -52,7 +52,7 @@ class Listing:
         yield from self._records("fold")
 
     def _widths(self, room: int) -> list[int] | None:
-        """Return the width of each column of a table in `room`; None if it is hard to read."""
+        """Return the column widths of a table in `room` columns; None if it is hard to read."""
         cells = [self._column(n) for n in range(len(self.columns))]
         natural = [max(map(_width, column)) for column in cells]
         least = [
@@ -98,18 +98,18 @@ class Listing:
             table.add_row(*row)
         return table
 
-    def _plain(self) -> Iterator[Text]:
+    def _plain_lines(self) -> Iterator[Text]:
         if self.title:
             yield self.title
         cells = [self._column(n) for n in range(len(self.columns))]
         widths = [max(map(_width, column)) for column in cells]
-        alone = all(text.plain.count("\n") == 0 for column in cells for text in column)
-        if not alone or sum(widths) > PLAIN_WIDTH:
+        single_lines = all(text.plain.count("\n") == 0 for column in cells for text in column)
+        if not single_lines or sum(widths) > PLAIN_WIDTH:
             yield from self._records("ignore")
             return
         for row in zip(*cells, strict=True):
             line = Text("  ").join(
-                _aligned(text, width, self.columns[n].justify == "right")
+                _align(text, width, self.columns[n].justify == "right")
                 for n, (text, width) in enumerate(zip(row, widths, strict=True))
             )
             line.rstrip()
@@ -131,7 +131,7 @@ class Listing:
 
 
 def show(console: Console, *parts: Any) -> None:
-    """Print strings, listings and other renderables; outside of a terminal nothing is cut."""
+    """Print strings, listings and other renderables; outside a terminal no text is cut."""
     for part in parts:
         text = Text(part) if isinstance(part, str) else part
         console.print(text, soft_wrap=isinstance(part, str) or not console.is_terminal)
@@ -150,17 +150,17 @@ def _longest_word(text: Text) -> int:
 
 
 def _lines(text: Text, width: int) -> int:
-    """Return about how many lines `text` takes in `width` columns; its own line breaks are free."""
+    """Return about how many lines `text` takes in `width` columns, its own line breaks included."""
     return max(-(-cell_len(line) // max(width, 1)) for line in text.plain.split("\n"))
 
 
-def _aligned(text: Text, width: int, right: bool) -> Text:
-    aligned, space = text.copy(), width - _width(text)
+def _align(text: Text, width: int, right: bool) -> Text:
+    padded, space = text.copy(), width - _width(text)
     if right:
-        aligned.pad_left(space)
+        padded.pad_left(space)
     else:
-        aligned.pad_right(space)
-    return aligned
+        padded.pad_right(space)
+    return padded
 
 
 def _unbroken(line: Text) -> Text:

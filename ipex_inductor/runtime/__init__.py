@@ -1,1 +1,1 @@
-"""Settings of the process that computes: threads, memory and garbage collection."""
+"""Process state at run time: threads, memory and garbage collection."""

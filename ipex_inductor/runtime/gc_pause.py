@@ -1,10 +1,10 @@
-"""The garbage collector of the process, off while a graph is looked for and nothing is compiled.
+"""Pause the garbage collector while a graph is looked up and nothing is compiled.
 
-Importing Inductor and loading a graph make objects that stay, hundreds of thousands, and full
-collections meanwhile walk them and all that torch has for nothing. Dynamo's tracing makes such
-objects too, but users' code may run in it, and nobody knows yet whose graph it will be: then
-collecting is only put off. Importing Dynamo comes before all that asks us; who has imported us
-earlier still has it paused there, whatever backend Dynamo is imported for.
+Importing Inductor and loading a graph create hundreds of thousands of long-lived objects. Full
+collections meanwhile walk them and all objects of torch in vain. Dynamo's tracing creates such
+objects too, but it may run user code, and the backend of its graph is not known yet: collection is
+only postponed then. Dynamo is imported before it calls this backend; if this package was imported
+earlier, collection is paused during that import too, for whichever backend it happens.
 """
 
 import contextlib
@@ -19,23 +19,22 @@ from types import ModuleType
 
 DYNAMO = "torch._dynamo"
 
-_PYTHONS = (
-    5_000  # objects: Python 3.12 freezes some hundreds at its start, who asks for it many more
-)
+# Objects. Python 3.12 freezes some hundreds at its start; a user's own freeze has many more.
+_PYTHONS = 5_000
 _PUT_OFF = 500_000  # objects; tracing ResNet-50 leaves 94 000
-_pausing: set[int] = set()  # threads
-_usual: tuple[int, int, int] | None = None  # thresholds, while collecting is put off
+_pausing: set[int] = set()  # ids of threads
+_usual: tuple[int, int, int] | None = None  # the user's thresholds, while collection is postponed
 _was_on = True
 _lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """The collector is off until the block ends or this thread says `resume`.
+    """Disable the collector until the block ends or this thread calls `resume`.
 
-    Threads may overlap: it is on again after the last of them. One that was off stays off, but a
-    `gc.disable()` of another thread's meanwhile is undone: nothing tells it from ours. A block in
-    another one of its thread's changes nothing.
+    Blocks of threads may overlap: the last one enables it again. A collector that was disabled
+    stays so, but a `gc.disable()` of another thread inside the block is undone, as it cannot be
+    distinguished. A nested block of a thread has no effect.
     """
     global _was_on
     if threading.get_ident() in _pausing:
@@ -53,28 +52,28 @@ def paused() -> Iterator[None]:
 
 
 def pause_while_dynamo_is_imported() -> None:
-    """Whenever that will be, and by whomever; nothing where Dynamo is there already."""
+    """Pause the collector during a later import of Dynamo; do nothing if it is imported already."""
     if DYNAMO not in sys.modules and _DynamosFinder not in sys.meta_path:
         sys.meta_path.insert(0, _DynamosFinder)
 
 
 def put_off() -> None:
-    """Until a `resume`, collect when half a million objects are new, instead of some hundreds.
+    """Collect only after half a million new objects, instead of some hundreds, until `resume`.
 
-    Where users set a threshold as high, or have switched the collector off, that stays.
+    A threshold that is as high already, or a disabled collector, stays.
     """
     global _usual
     with _lock:
-        now = gc.get_threshold()
-        if _usual is None and 0 < now[0] < _PUT_OFF:
-            _usual = now
-            gc.set_threshold(_PUT_OFF, *now[1:])
+        thresholds = gc.get_threshold()
+        if _usual is None and 0 < thresholds[0] < _PUT_OFF:
+            _usual = thresholds
+            gc.set_threshold(_PUT_OFF, *thresholds[1:])
 
 
 def resume() -> None:
-    """This thread goes on to what may leave much garbage."""
+    """Collect normally again in this thread, before work that may create much garbage."""
     with _lock:
-        _put_off_no_longer()
+        _restore_thresholds()
         if threading.get_ident() in _pausing:
             _pausing.remove(threading.get_ident())
             if not _pausing and _was_on:
@@ -82,18 +81,20 @@ def resume() -> None:
                 gc.enable()
 
 
-def _put_off_no_longer() -> None:
+def _restore_thresholds() -> None:
+    """Restore the thresholds, unless the user has set others meanwhile."""
     global _usual
-    if _usual and gc.get_threshold()[0] == _PUT_OFF:  # else the user has set another meanwhile
+    if _usual and gc.get_threshold()[0] == _PUT_OFF:  # else the user has set another one
         gc.set_threshold(*_usual)
         _settle()
     _usual = None
 
 
 def _settle() -> None:
-    """Count as old, for the next full collection, what was made meanwhile: most of it stays.
+    """Move new objects to the oldest generation, as most of them are long-lived.
 
-    Else one that walks everything is due at once. What users froze must stay frozen.
+    Else a collection that walks everything is due at once. Objects that users froze must stay
+    frozen.
     """
     if gc.get_freeze_count() < _PYTHONS:
         gc.freeze()
@@ -101,45 +102,46 @@ def _settle() -> None:
 
 
 class _DynamosFinder:
-    """Finds Dynamo as the finders behind it do, and has its import pause the collector.
+    """Find Dynamo as the finders after it do, and pause the collector during its import.
 
-    Whoever only looks for Dynamo gets what they found, and no pause. It stays in `sys.meta_path`:
-    another thread that goes through that list would miss a finder if this one were removed.
+    Code that only looks for Dynamo gets their result, and no pause. It stays in `sys.meta_path`:
+    another thread that iterates over the list would skip a finder if this one were removed.
     """
 
     @classmethod
     def find_spec(
         cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """None for all but Dynamo, and for that once it is there."""
+        """Return the spec of Dynamo if it is not imported yet, else None."""
         if name != DYNAMO or name in sys.modules:
             return None
         finders = iter(sys.meta_path)
-        any(finder is cls for finder in finders)  # goes on behind it
-        found = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
-        spec = next(filter(None, found), None)
+        any(finder is cls for finder in finders)  # advances the iterator past this finder
+        specs = (f.find_spec(name, path, target) for f in finders if hasattr(f, "find_spec"))
+        spec = next(filter(None, specs), None)
         if spec and isinstance(spec.loader, SourceFileLoader):
-            once = functools.partial(_execute, spec.loader)
-            spec.loader.__dict__.setdefault("exec_module", once)  # no other module has this loader
+            execute_once = functools.partial(_execute, spec.loader)
+            # No other module has this loader.
+            spec.loader.__dict__.setdefault("exec_module", execute_once)
         return spec
 
 
 def _execute(loader: SourceFileLoader, module: ModuleType) -> None:
-    """In the place of the loader's own way to execute a module, which it then has again."""
+    """Execute a module with the collector paused, and restore the loader's own method."""
     loader.__dict__.pop("exec_module", None)
     with paused():
         loader.exec_module(module)
 
 
-def _of_one_thread() -> None:
-    """A forked child has none of the other threads, which would never resume."""
+def _reset_in_child() -> None:
+    """Reset the state in a forked child, which has no other threads to resume."""
     global _lock
     _lock = threading.Lock()
-    _put_off_no_longer()
+    _restore_thresholds()
     if _pausing:
         _pausing.clear()
         if _was_on:
             gc.enable()
 
 
-os.register_at_fork(after_in_child=_of_one_thread)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -1,6 +1,6 @@
-"""Memory for packed weights: on huge pages, which a processor reads faster, and none too much.
+"""Memory for packed weights on huge pages, which a processor reads faster, without waste.
 
-Of a weight that is read once a call 28 GB/s instead of 17 (GPT-2's, one thread of a Zen 4).
+A weight that is read once per call is read at 28 GB/s instead of 17 (GPT-2, one thread of a Zen 4).
 """
 
 import contextlib
@@ -15,55 +15,55 @@ import torch
 from torch import Tensor
 
 HUGE = 2 << 20  # bytes of a huge page
-ROOM = 32 * HUGE  # of a mapping that weights share, or each would leave a part of a page
+ROOM = 32 * HUGE  # bytes of a mapping that weights share, so that few pages are part empty
 PAGE = 4096
 
-_last: weakref.ref[mmap.mmap] | None = None  # each lives as long as a weight in it
-_taken = 0  # bytes of the last one
+_last: weakref.ref[mmap.mmap] | None = None  # a mapping lives as long as a weight in it
+_taken = 0  # used bytes of the last mapping
 _lock = threading.Lock()
 
 
 def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    """An empty tensor of that shape, on huge pages if it fills half of one."""
+    """Return an empty tensor of that shape, on huge pages if it fills half of one."""
     count, dtype = math.prod(shape), dtype or like.dtype
     size = count * dtype.itemsize
     if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return like.new_empty(shape, dtype=dtype)
     with _lock:
-        room, start = _place(size)
+        room, start = _reserve(size)
         return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
 
 
 def begin_room() -> None:
-    """Let what comes share no mapping with what was: it may live longer."""
+    """Start a new mapping for the next weights, which may live longer than earlier ones."""
     global _last
     with _lock:
         _last = None
 
 
-def _place(size: int) -> tuple[mmap.mmap, int]:
-    """A mapping, and where in it there is room: in the last one, or in a new one."""
+def _reserve(size: int) -> tuple[mmap.mmap, int]:
+    """Return a mapping, the last or a new one, and the offset of `size` free bytes in it."""
     global _last, _taken
     room = _last() if _last else None
     if room is None or _taken + size > len(room):
-        room, _taken = _mapped(max(size, ROOM))
+        room, _taken = _map(max(size, ROOM))
         _last = weakref.ref(room)
     start, _taken = _taken, _taken + -(-size // PAGE) * PAGE
     return room, start
 
 
-def _mapped(size: int) -> tuple[mmap.mmap, int]:
-    """Address space of at least `size` bytes, and where in it the first huge page begins."""
+def _map(size: int) -> tuple[mmap.mmap, int]:
+    """Return a mapping of at least `size` bytes, and the offset of its first huge page."""
     pages = -(-size // HUGE) * HUGE
     room = mmap.mmap(-1, pages + HUGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = -torch.frombuffer(room, dtype=torch.uint8).data_ptr() % HUGE
-    with contextlib.suppress(OSError):  # where Linux was built without, pages stay small
+    with contextlib.suppress(OSError):  # pages stay small if Linux was built without huge ones
         room.madvise(mmap.MADV_HUGEPAGE, start, pages)
     return room, start
 
 
 def available_memory(device: torch.device) -> float:
-    """Return the bytes that can still be allocated on a device; infinite if that is unknown."""
+    """Return the bytes that can still be allocated on a device; infinite if unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -81,8 +81,8 @@ def _available_of_machine() -> float:
 
 
 def _available_of_group() -> float:
-    """Of the control group of a container (version 2)."""
-    with contextlib.suppress(OSError, ValueError):  # none, or without a bound ("max")
+    """Return the free bytes of the control group of a container (version 2), or infinity."""
+    with contextlib.suppress(OSError, ValueError):  # no control group, or no limit ("max")
         group = Path("/sys/fs/cgroup")
         bound = float((group / "memory.max").read_text())
         return bound - float((group / "memory.current").read_text())
@@ -90,7 +90,7 @@ def _available_of_group() -> float:
 
 
 def give_back() -> None:
-    """Have the allocator give what is free to the system: glibc keeps it for who asks next."""
+    """Have the allocator return free memory to the system, which glibc would retain."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

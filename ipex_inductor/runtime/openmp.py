@@ -1,6 +1,6 @@
-"""OpenMP's threads for what this thread calls: how many, and on which cores.
+"""Number and cores of the OpenMP threads that the calling thread uses.
 
-torch's own setting of their number is the process's. Linux has the cores.
+torch's own setting of their number is process-wide. Cores need Linux.
 """
 
 import contextlib
@@ -16,9 +16,9 @@ import torch
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """What torch does inside it does in one thread; where OpenMP is not to be had, in all.
+    """Run what torch does inside the block in one thread, if OpenMP is available.
 
-    For short work: two threads that must meet wait milliseconds where the cores are busy.
+    For short work: two threads that synchronize wait milliseconds on busy cores.
     """
     count, set_number = torch.get_num_threads(), _set_number()
     if count == 1 or set_number is None:
@@ -32,15 +32,19 @@ def one_thread() -> Iterator[None]:
 
 
 def can_bind() -> bool:
-    """Whether the threads of one team can be told their cores: Linux, with OpenMP under torch."""
+    """Return True if threads of a team can be bound to cores: on Linux, with OpenMP in torch."""
     return hasattr(os, "sched_setaffinity") and None not in (_set_number(), _parallel())
 
 
 def bind(cores: Sequence[int], free: Iterable[int]) -> None:
-    """From now on this thread has `cores` for what it calls, a thread a core, itself on the first.
+    """Bind the OpenMP team of this thread to `cores`, one thread per core, itself to the first.
 
-    Other threads keep their number and cores; those it starts inherit its own. `free`: its cores
-    where it is `unbound`. Needs `can_bind()`.
+    Other threads keep their number and cores; threads that they start inherit theirs. Needs
+    `can_bind()`.
+
+    Args:
+        cores: one core per thread.
+        free: cores of this thread inside `unbound`.
     """
     _set_threads(len(cores), len(cores))
     in_each(len(cores), lambda number: os.sched_setaffinity(0, {cores[number]}))
@@ -49,7 +53,7 @@ def bind(cores: Sequence[int], free: Iterable[int]) -> None:
 
 @contextlib.contextmanager
 def bound(cores: Sequence[int]) -> Iterator[None]:
-    """`bind` inside, and all as it was behind it: the number, and each thread's cores."""
+    """Bind the team to `cores` inside the block, and restore its threads and cores after it."""
     count, free = torch.get_num_threads(), getattr(_bound, "free", None)
     before = _looked_at(count)
     _bound.free = free or before[0]
@@ -59,14 +63,14 @@ def bound(cores: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         _bound.free = free
-        os.sched_setaffinity(0, before[0])  # which threads that OpenMP starts now inherit
+        os.sched_setaffinity(0, before[0])  # new OpenMP threads inherit these cores
         _set_threads(count, mkl)
         in_each(count, lambda number: os.sched_setaffinity(0, before.get(number, before[0])))
 
 
 @contextlib.contextmanager
 def unbound() -> Iterator[None]:
-    """Inside, this thread itself has its cores of before `bind`, for the threads it starts there.
+    """Give this thread its cores of before `bind` inside the block, for threads started there.
 
     A pool of compile workers outlives the call that starts it, and would stay on one core.
     """
@@ -74,12 +78,12 @@ def unbound() -> Iterator[None]:
     if free is None:
         yield
         return
-    here = os.sched_getaffinity(0)
+    current_cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, free)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, here)
+        os.sched_setaffinity(0, current_cores)
 
 
 def in_each(count: int, call: Callable[[int], object]) -> None:
@@ -87,34 +91,36 @@ def in_each(count: int, call: Callable[[int], object]) -> None:
 
     Raises what a call raised. Needs `can_bind()`.
     """
-    parallel, number = _parallel(), ctypes.pythonapi  # any function of the process, GIL held
+    # Finds any function of the process, and holds the GIL.
+    parallel, number = _parallel(), ctypes.pythonapi
     assert parallel is not None
-    failed: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def run(_: object) -> None:
         try:
             call(number.omp_get_thread_num())
         except BaseException as error:  # or ctypes would print it
-            failed.append(error)
+            errors.append(error)
 
     parallel(_REGION(run), None, count, 0)
-    if failed:
-        raise failed[0]
+    if errors:
+        raise errors[0]
 
 
 def places() -> frozenset[int]:
-    """The cores that OpenMP was told to share out (OMP_PLACES, OMP_PROC_BIND); none if it was not.
+    """Return the cores that OpenMP was set to use (OMP_PLACES, OMP_PROC_BIND); empty if unset.
 
-    Then it put the first thread on one of them when it was loaded: what Linux says is of no use.
+    If set, OpenMP bound the first thread when it was loaded, so that its cores from Linux are
+    useless.
     """
     if not can_bind():
         return frozenset()
-    openmp, found = ctypes.CDLL(None), set()
+    openmp, cores = ctypes.CDLL(None), set()
     for place in range(openmp.omp_get_num_places()):
         numbers = (ctypes.c_int * openmp.omp_get_place_num_procs(place))()
         openmp.omp_get_place_proc_ids(place, numbers)
-        found.update(numbers)
-    return frozenset(found)
+        cores.update(numbers)
+    return frozenset(cores)
 
 
 _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -122,19 +128,19 @@ _bound = threading.local()  # `free`: the cores this thread had before it was bo
 
 
 def _looked_at(count: int) -> dict[int, set[int]]:
-    """The cores of each thread of this thread's team."""
-    seen: dict[int, set[int]] = {}
+    """Return the cores of each thread of this thread's team."""
+    cores: dict[int, set[int]] = {}
 
     def look(number: int) -> None:
-        seen[number] = os.sched_getaffinity(0)
+        cores[number] = os.sched_getaffinity(0)
 
     in_each(count, look)
-    return seen
+    return cores
 
 
 def _set_threads(count: int, mkl: int) -> int:
-    """This thread's numbers, OpenMP's and MKL's own; what MKL's was (0: OpenMP's)."""
-    torch.get_num_threads()  # at its first look a thread takes the process's number
+    """Set this thread's OpenMP and MKL thread numbers; return MKL's former one (0: OpenMP's)."""
+    torch.get_num_threads()  # a thread takes the process's number at its first call
     set_number = _set_number()
     assert set_number is not None
     set_number(count)
@@ -144,9 +150,9 @@ def _set_threads(count: int, mkl: int) -> int:
 
 @functools.cache
 def _set_number() -> Callable[[int], object] | None:
-    """OpenMP's call for the number of threads, if what it is told shows in torch."""
+    """Return OpenMP's function for the number of threads, None if torch does not follow it."""
     try:
-        # Loaded for all to see, as torch's libraries share one runtime.
+        # The symbol is global, as torch's libraries share one runtime.
         set_number = ctypes.CDLL(None).omp_set_num_threads
     except (AttributeError, OSError, TypeError):
         return None
@@ -159,7 +165,7 @@ def _set_number() -> Callable[[int], object] | None:
 
 @functools.cache
 def _parallel() -> Callable[..., object] | None:
-    """What a parallel region is compiled to, in GNU's OpenMP and for its programs in LLVM's."""
+    """Return the entry of parallel regions of GNU's OpenMP, which LLVM's has too, or None."""
     try:
         return ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError, TypeError):
@@ -168,7 +174,10 @@ def _parallel() -> Callable[..., object] | None:
 
 @functools.cache
 def _mkl_local() -> Callable[[int], int] | None:
-    """MKL's call for this thread's number, which `torch.set_num_threads` makes too."""
+    """Return MKL's function for this thread's number, or None.
+
+    `torch.set_num_threads` calls it too.
+    """
     library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     try:
         return ctypes.CDLL(str(library)).MKL_Set_Num_Threads_Local

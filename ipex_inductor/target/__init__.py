@@ -1,1 +1,1 @@
-"""Name the devices that kernels are compiled for."""
+"""Describe the devices that kernels are compiled for."""

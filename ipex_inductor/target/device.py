@@ -1,6 +1,6 @@
-"""A device architecture as a value: read from the device at hand, or described by a table.
+"""Device architectures as values: read from a present device, or described by a table.
 
-Nothing here imports torch but `current`, so that a target can be described where there is no GPU.
+Only `current` imports torch, so that a target can be described on a machine without a GPU.
 """
 
 import difflib
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 _KINDS = {"sm_": "cuda", "gfx": "hip", "xe:": "xpu"}
-ANY = "any"  # the name of a CPU of which only the level of its instructions is known
-_UNITS = {"shared_memory": 1 << 10, "memory": 1 << 30, "bandwidth": 1e9}  # of targets.toml
-# A device with each of Intel's GPUs, by the name that its compiler has for it.
+ANY = "any"  # the name of a CPU of which only the ISA level is known
+_UNITS = {"shared_memory": 1 << 10, "memory": 1 << 30, "bandwidth": 1e9}  # units of targets.toml
+# A device for each Intel GPU, by its name in Intel's compiler.
 CHIPS = {
     "xe:pvc": "max-1550",
     "xe:bmg": "b580",
@@ -38,7 +38,7 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Target:
-    """One device, with the facts that generating and choosing its code need; None is unknown.
+    """One device, with the facts that code generation and kernel selection need; None: unknown.
 
     Only `arch` decides which code can run. `memory` differs a little from driver to driver.
     """
@@ -46,9 +46,9 @@ class Target:
     name: str  # as torch reports it
     arch: str  # "sm_90", "gfx942", "xe:20.1" (IP version), "x86-64:amx", "aarch64:sve256"
     multiprocessors: int  # SMs, CUs, Xe-cores, physical CPU cores
-    shared_memory: int | None = None  # bytes that one block may use of a multiprocessor's
+    shared_memory: int | None = None  # bytes of a multiprocessor that one block may use
     registers: int | None = None  # 32-bit registers of a multiprocessor
-    threads: int | None = None  # that a multiprocessor holds at a time
+    threads: int | None = None  # resident threads of a multiprocessor
     subgroup: int | None = None  # threads of a warp, wavefront or the narrowest sub-group
     memory: int | None = None  # bytes
     bandwidth: float | None = None  # bytes/s, the vendor's peak
@@ -56,20 +56,20 @@ class Target:
     source: str = "torch, on this machine"
 
     def __str__(self) -> str:
-        """What `described` reads back, and fit for a command line: `sm_90:NVIDIA-H200`."""
-        return f"{self.arch}:{_plain(self.name)}"
+        """Return a text that `described` parses, fit for a command line: `sm_90:NVIDIA-H200`."""
+        return f"{self.arch}:{_strip_marks(self.name)}"
 
     @property
     def kind(self) -> str:
-        """Whose code generator serves it: "cpu", "cuda", "hip" or "xpu"."""
+        """Return the kind of its code generator: "cpu", "cuda", "hip" or "xpu"."""
         return _KINDS.get(self.arch[:3], "cpu")
 
     def rate(self, dtype: str) -> float | None:
-        """Peak dense matrix operations/s on `dtype` ("bf16", "tf32", "int8", ...)."""
+        """Return peak dense matrix operations/s on `dtype` ("bf16", "tf32", "int8"), or None."""
         return dict(self.rates).get(dtype)
 
     def describe(self) -> str:
-        """The facts that are known, in one line."""
+        """Return the known facts in one line."""
         facts = [
             (self.multiprocessors, 1, "multiprocessors"),
             (self.shared_memory, 1 << 10, "KiB shared memory"),
@@ -77,62 +77,66 @@ class Target:
             (self.bandwidth, 1e9, "GB/s"),
             *((rate, 1e12, f"Top/s {dtype}") for dtype, rate in self.rates),
         ]
-        known = (f"{value / unit:.4g} {what}" for value, unit, what in facts if value)
-        return f"{self.name} ({self.arch}): {', '.join(known)}"
+        texts = (f"{value / unit:.4g} {what}" for value, unit, what in facts if value)
+        return f"{self.name} ({self.arch}): {', '.join(texts)}"
 
 
 def current(device: "torch.device | str" = "cpu") -> Target:
-    """The target that `device` of this machine is, completed from the table where that has it.
+    """Return the target of a device of this machine, completed from the table if listed there.
 
-    Raises `DeviceError` for a device that is absent or has no code generator.
+    Raises:
+        DeviceError: if the device is absent or has no code generator.
     """
     import torch
 
     device = torch.device(device)
     if device.type == "cpu":
         level, features = torch.backends.cpu.get_cpu_capability(), torch.cpu.get_capabilities()
-        name = _found("/proc/cpuinfo", r"^model name\s*: (.+)$") or platform.machine()
+        name = _first_match("/proc/cpuinfo", r"^model name\s*: (.+)$") or platform.machine()
         arch = _as_if.get() or _cpu_arch(platform.machine(), level, features)
         return Target(name, arch, _physical_cores())
     read = {"cuda": _cuda, "xpu": _xpu}.get(device.type)
     count = getattr(torch, device.type).device_count() if read else 0
     if read is None or (device.index or 0) >= count:
-        came = f"{device} ({count} {device.type} devices here)"
-        todo = "Use one that is here, or described() for one that need not be."
-        raise DeviceError("cpu, or a cuda or xpu device of this machine", came, todo)
-    return _completed(read(getattr(torch, device.type).get_device_properties(device)))
+        received = f"{device} ({count} {device.type} devices present)"
+        advice = "Use a present one, or described() for one that need not be."
+        raise DeviceError("cpu, or a cuda or xpu device of this machine", received, advice)
+    return _complete(read(getattr(torch, device.type).get_device_properties(device)))
 
 
 def nvidia(device: "torch.device") -> Target | None:
-    """The target that a GPU of NVIDIA is; None for all other devices."""
+    """Return the target of an NVIDIA GPU; None for all other devices."""
     import torch
 
     return current(device) if device.type == "cuda" and not torch.version.hip else None
 
 
 def architecture() -> str:
-    """The CPU's `arch`, as `current()` says, in less time."""
-    return _as_if.get() or _own()
+    """Return the CPU's `arch`, as `current` does, but cached."""
+    return _as_if.get() or _cpu_architecture()
 
 
 @cache
-def _own() -> str:
+def _cpu_architecture() -> str:
     return current().arch
 
 
 @cache
 def instructions() -> str:
-    """The CPU's instructions, all that torch knows of, as a short digest: what is for it alone."""
+    """Return a short digest of all CPU instructions that torch knows of.
+
+    It is in the keys of code for this CPU alone.
+    """
     import torch
 
-    told = torch.cpu.get_capabilities()
-    able = " ".join(sorted(name for name, value in told.items() if value is True))
+    capabilities = torch.cpu.get_capabilities()
+    able = " ".join(sorted(name for name, value in capabilities.items() if value is True))
     return hashlib.sha256(able.encode()).hexdigest()[:16]
 
 
 @contextmanager
 def as_cpu(arch: str) -> Iterator[None]:
-    """`current()` says meanwhile, in this thread, that the CPU is of that architecture."""
+    """Let `current` report a CPU of that architecture inside the block, in this thread."""
     token = _as_if.set(arch)
     try:
         yield
@@ -144,37 +148,39 @@ _as_if: ContextVar[str] = ContextVar("as_if", default="")
 
 
 def described(name: str) -> Target:
-    """The table's target of that alias (`h200`), name or `arch:name`; case and dashes are free.
+    """Return the table's target of that alias (`h200`), name or `arch:name`, or a CPU level.
 
-    Or any CPU of a level of x86-64, as `x86-64:avx2`. Raises `TargetError`, naming the nearest
-    ones, where no target or several have the name.
+    Case and dashes are ignored. A CPU level of x86-64 is written as `x86-64:avx2`.
+
+    Raises:
+        TargetError: if no target or several have the name; it lists the nearest ones.
     """
-    wanted, devices = _folded(CHIPS.get(name.lower(), name)), _tables()[1]
+    wanted, devices = _normalize(CHIPS.get(name.lower(), name)), _tables()[1]
     for arch in _X86[1:]:
-        if wanted in map(_folded, (arch, f"{arch}:{ANY}")):
+        if wanted in map(_normalize, (arch, f"{arch}:{ANY}")):
             return Target(ANY, arch, 1, source="a level of instructions")
-    found = [t for a, t in devices.items() if wanted in map(_folded, (a, t.name, str(t)))]
-    if len(found) == 1:
-        return found[0]
-    known = {_folded(spelling): a for a, t in devices.items() for spelling in (t.name, a)}
-    near = dict.fromkeys(known[k] for k in difflib.get_close_matches(wanted, known, 3, 0.4))
-    nearest = ", ".join(map(str, found or near or devices))
+    matches = [t for a, t in devices.items() if wanted in map(_normalize, (a, t.name, str(t)))]
+    if len(matches) == 1:
+        return matches[0]
+    aliases = {_normalize(spelling): a for a, t in devices.items() for spelling in (t.name, a)}
+    near = dict.fromkeys(aliases[k] for k in difflib.get_close_matches(wanted, aliases, 3, 0.4))
+    nearest = ", ".join(map(str, matches or near or devices))
     raise TargetError("one target of the table", repr(name), f"Nearest: {nearest}.")
 
 
 def first_of(arch: str) -> Target | None:
     """Return the table's first target of that architecture (`sm_90`), None if it has none."""
-    return next((found for found in table() if _folded(found.arch) == _folded(arch)), None)
+    return next((target for target in table() if _normalize(target.arch) == _normalize(arch)), None)
 
 
 def table() -> tuple[Target, ...]:
-    """Every target that targets.toml describes, in its order."""
+    """Return every target that targets.toml describes, in its order."""
     return tuple(_tables()[1].values())
 
 
 @cache
 def _tables() -> tuple[dict[str, dict[str, Any]], dict[str, Target]]:
-    """targets.toml in our units: facts by architecture, targets by alias."""
+    """Return targets.toml in bytes and operations/s: facts by architecture, targets by alias."""
     file = tomllib.loads(Path(__file__).with_name("targets.toml").read_text("utf-8"))
     for row in (*file["arch"].values(), *file["device"].values()):
         row |= {name: row[name] * unit for name, unit in _UNITS.items() if name in row}
@@ -183,8 +189,8 @@ def _tables() -> tuple[dict[str, dict[str, Any]], dict[str, Target]]:
     return arch, {a: Target(**(arch[row["arch"]] | row)) for a, row in file["device"].items()}
 
 
-def _completed(measured: Target) -> Target:
-    """`measured` with what the table adds.
+def _complete(measured: Target) -> Target:
+    """Return `measured` with the table's facts.
 
     A partition (MIG, one XCD, a trimmed stack) may have the whole device's name but has fewer
     multiprocessors: it gets its architecture's facts and no rates.
@@ -196,7 +202,7 @@ def _completed(measured: Target) -> Target:
 
 
 def _cuda(p: Any) -> Target:
-    """From torch.cuda's properties; on ROCm they carry a gcnArchName like `gfx942:sramecc+`."""
+    """Return the target of torch.cuda's properties; ROCm adds a gcnArchName (`gfx942:sramecc+`)."""
     gfx = p.gcnArchName.split(":")[0] if p.gcnArchName.startswith("gfx") else ""
     arch = gfx or f"sm_{p.major}{p.minor}"
     shared = p.shared_memory_per_block if gfx else p.shared_memory_per_block_optin
@@ -206,35 +212,41 @@ def _cuda(p: Any) -> Target:
 
 
 def xe(architecture: int) -> str:
-    """The name of an Intel GPU's architecture: SYCL's number is the GMDID register, one byte up."""
+    """Return the architecture name of an Intel GPU.
+
+    SYCL's number `architecture` is the GMDID register, shifted up by one byte.
+    """
     gmdid = architecture >> 8
     return f"xe:{gmdid >> 22}.{gmdid >> 14 & 0xFF}"
 
 
 def _xpu(p: Any) -> Target:
-    """From torch.xpu's properties."""
+    """Return the target of torch.xpu's properties."""
     arch = xe(p.architecture)
     count, shared, subgroup = p.gpu_subslice_count, p.local_mem_size, min(p.sub_group_sizes)
     memory = p.total_memory
     return Target(p.name, arch, count, shared, subgroup=subgroup, memory=memory)
 
 
-# Each of these runs the code of all before it.
-_X86 = ("x86-64", *(f"x86-64:{each}" for each in ("avx2", "avx512", "avx512_bf16", "amx")))
+# Each level runs the code of all levels before it.
+_X86 = ("x86-64", *(f"x86-64:{isa}" for isa in ("avx2", "avx512", "avx512_bf16", "amx")))
 
 
 def level(arch: str) -> int:
-    """How much of its family a CPU of that architecture can do; 0 where that has no order."""
+    """Return the rank of an architecture in its family; 0 for a family without order."""
     return _X86.index(arch) if arch in _X86 else 0
 
 
 def runs_on(built: str, here: str) -> bool:
-    """Whether a CPU of architecture `here` runs code that was built for `built`."""
+    """Return True if a CPU of architecture `here` runs code built for `built`."""
     return built == here or (built in _X86 and here in _X86 and level(built) <= level(here))
 
 
 def _cpu_arch(machine: str, level: str, features: Mapping[str, Any]) -> str:
-    """`level` is torch's (ATEN_CPU_CAPABILITY lowers it), refined by the matrix extensions."""
+    """Return the name of a CPU architecture.
+
+    `level` is torch's (ATEN_CPU_CAPABILITY lowers it), refined by the matrix extensions.
+    """
     base = {"amd64": "x86-64", "arm64": "aarch64"}.get(machine.lower(), machine.lower())
     level = level.lower().replace(" ", "")
     if level == "avx512" and features.get("avx512_bf16"):
@@ -243,22 +255,22 @@ def _cpu_arch(machine: str, level: str, features: Mapping[str, Any]) -> str:
 
 
 def _physical_cores() -> int:
-    """Cores this process may run on, hyper-threads of one core counted once."""
+    """Return the number of physical cores this process may use."""
     allowed = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))(0)
     siblings = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-    return len({_found(siblings.format(n), "(.+)") or n for n in allowed})
+    return len({_first_match(siblings.format(n), "(.+)") or n for n in allowed})
 
 
-def _found(path: str, pattern: str) -> str | None:
-    """The first match in a file that only Linux has."""
+def _first_match(path: str, pattern: str) -> str | None:
+    """Return the first match in a file that only Linux has, None if there is none."""
     text = Path(path).read_text() if Path(path).exists() else ""
     match = re.search(pattern, text, re.MULTILINE)
     return match and match[1]
 
 
-def _plain(name: str) -> str:
+def _strip_marks(name: str) -> str:
     return re.sub(r"\((R|TM)\)", "", name).replace(" ", "-")
 
 
-def _folded(name: str) -> str:
-    return _plain(name).replace("-", "").lower()
+def _normalize(name: str) -> str:
+    return _strip_marks(name).replace("-", "").lower()

@@ -1,7 +1,7 @@
-"""Levels of x86-64: what code for all CPUs of one is compiled with, and which of them run it.
+"""x86-64 ISA levels: how code for all CPUs of a level is compiled, and which levels a CPU runs.
 
-A level that is described is what Inductor and our passes see of the CPU meanwhile. Nothing of what
-is compiled runs then, so it may be higher than this CPU's, and lower.
+A described level replaces the CPU that Inductor and the passes see. Nothing that is compiled for it
+runs meanwhile, so it may be higher or lower than this CPU's.
 """
 
 import functools
@@ -22,32 +22,32 @@ _V3 = frozenset({"avx2", "bmi", "bmi2", "f16c", "fma3", "lzcnt"})
 _V4 = _V3 | {"avx512_bw", "avx512_cd", "avx512_dq", "avx512_f", "avx512_vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _AMX = _BF16 | {"amx_bf16", "amx_int8", "amx_tile"}
-# Over which Inductor decides how loops are divided, where any number may run them: more than most
-# CPUs have cores would make it leave loops undivided, fewer would leave cores idle.
+# Number of threads that Inductor assumes when it splits loops that any number may run. More than
+# the cores of most CPUs would leave loops unsplit; fewer would leave cores idle.
 THREADS = 32
 
 
 @dataclass(frozen=True)
 class Level:
-    """CPUs that have these instructions at least.
+    """CPUs that have at least these instructions.
 
-    `vectors`: what Inductor vectorises for, by its own names. It has AMX in templates that are not
-    used here; oneDNN, which has the products, asks the CPU that it runs on.
+    `vectors` are Inductor's names of the ISAs it vectorizes for. Inductor has AMX only in templates
+    that are not used here; oneDNN, which runs the GEMMs, checks the CPU it runs on.
     """
 
     arch: str
-    march: str  # of GCC
+    march: str  # option of GCC
     vectors: tuple[str, ...]
-    has: frozenset[str]  # by torch's names, `torch.cpu.get_capabilities`
+    has: frozenset[str]  # names as in `torch.cpu.get_capabilities`
 
     @property
     def options(self) -> dict[str, Any]:
-        """Inductor's, for a graph that any number of threads may run."""
+        """Return Inductor's options for a graph that any number of threads may run."""
         return {"cpp.march": self.march, "cpp.dynamic_threads": True, "cpp.threads": THREADS}
 
     @property
     def onednn(self) -> dict[str, bool]:
-        """What oneDNN says of products of halves on each such CPU."""
+        """Return what oneDNN supports on every such CPU: GEMMs in bf16 and fp16."""
         return {
             "_is_mkldnn_bf16_supported": level(self.arch) >= level("x86-64:avx512"),
             "_is_mkldnn_fp16_supported": level(self.arch) >= level("x86-64:amx"),
@@ -55,8 +55,8 @@ class Level:
 
 
 LEVELS = {
-    each.arch: each
-    for each in (
+    row.arch: row
+    for row in (
         Level("x86-64:avx2", "x86-64-v3", ("VecAVX2",), _V3),
         Level("x86-64:avx512", "x86-64-v4", ("VecAVX512", "VecAVX2"), _V4),
         Level("x86-64:avx512_bf16", "x86-64-v4", ("VecAVX512VNNI", "VecAVX512", "VecAVX2"), _BF16),
@@ -66,27 +66,31 @@ LEVELS = {
 
 
 def check(target: Target) -> Level:
-    """That level; raises `TargetError` where no code for it can be made here."""
+    """Return the level of a target.
+
+    Raises:
+        TargetError: if no code for it can be compiled here.
+    """
     machine = platform.machine().lower()
     if target.arch not in LEVELS or machine not in ("x86_64", "amd64"):
-        todo = f"Levels that x86-64 compiles for: {', '.join(LEVELS)}."
-        raise TargetError("a level of x86-64, on x86-64", f"{target} on {machine}", todo)
+        advice = f"Levels that x86-64 compiles for: {', '.join(LEVELS)}."
+        raise TargetError("a level of x86-64, on x86-64", f"{target} on {machine}", advice)
     if not compat.compiles_for_levels():
-        todo = "Use a newer torch, or compile on such a CPU."
-        raise TargetError("a torch that compiles for other CPUs", compat.VERSION, todo)
+        advice = "Use a newer torch, or compile on such a CPU."
+        raise TargetError("a torch that compiles for other CPUs", compat.VERSION, advice)
     return LEVELS[target.arch]
 
 
 @contextmanager
 def described(level: Level) -> Iterator[None]:
-    """The CPU is of that level for all that is compiled in this thread."""
+    """Let all that this thread compiles inside be compiled for a CPU of that level."""
     with as_cpu(level.arch), compat.vectors(level.vectors, level.onednn):
         yield
 
 
 @contextmanager
 def ahead(level: Level) -> Iterator[None]:
-    """As `described`, and graphs are looked for, and kept, as those of that level alone."""
+    """Compile for a level as in `described`, and look up and store graphs under this level only."""
     token = _ahead.set(level)
     try:
         with described(level):
@@ -96,7 +100,7 @@ def ahead(level: Level) -> Iterator[None]:
 
 
 def compiled_ahead() -> Level | None:
-    """The level that graphs are compiled for `ahead`, in this thread."""
+    """Return the level of `ahead` in this thread, or None."""
     return _ahead.get()
 
 
@@ -104,15 +108,16 @@ _ahead: ContextVar[Level | None] = ContextVar("ahead", default=None)
 
 
 def served() -> tuple[Level, ...]:
-    """Those whose code this CPU runs, the highest first; none where torch compiles for none."""
+    """Return the levels whose code this CPU runs, highest first; empty if torch supports none."""
     return _served(architecture()) if compat.compiles_for_levels() else ()
 
 
 @functools.cache
 def _served(arch: str) -> tuple[Level, ...]:
-    able = torch.cpu.get_capabilities()  # a hypervisor may hide what all CPUs of a level have
+    able = torch.cpu.get_capabilities()  # a hypervisor may hide instructions of a level
     return tuple(
-        each
-        for each in reversed(LEVELS.values())
-        if runs_on(each.arch, arch) and not any(able.get(name) is False for name in each.has)
+        candidate
+        for candidate in reversed(LEVELS.values())
+        if runs_on(candidate.arch, arch)
+        and not any(able.get(name) is False for name in candidate.has)
     )

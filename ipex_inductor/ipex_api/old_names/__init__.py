@@ -1,4 +1,4 @@
-"""A folder for PYTHONPATH: what a program started by `as_ipex` starts finds IPEX here.
+"""A folder for PYTHONPATH: child processes of an `as_ipex` program find IPEX here.
 
-The two modules make way for those of `compat_ipex`, which are what the program gets.
+Its two modules replace themselves by the modules of `compat_ipex`.
 """

@@ -1,4 +1,4 @@
-"""Imported by its old name, it is replaced; see ipex_inductor.ipex_api.old_names."""
+"""Replace the module imported by this old name; see ipex_inductor.ipex_api.old_names."""
 
 from ipex_inductor.ipex_api.compat_ipex import take_place
 
