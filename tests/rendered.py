@@ -21,7 +21,11 @@ def modules():
     import ipex_inductor.templates
 
     (folder,) = ipex_inductor.templates.__path__
-    return {file.stem for file in Path(folder, "triton").glob("*.py") if "{{def_kernel(" in file.read_text()}
+    return {
+        file.stem
+        for file in Path(folder, "triton").glob("*.py")
+        if "{{def_kernel(" in file.read_text()
+    }
 
 
 def source(template, constants, columns, epilogue=True):

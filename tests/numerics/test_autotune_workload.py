@@ -9,7 +9,7 @@ from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Symbol, decode_problem, encode
 from ipex_inductor.lowerings.problem import shapes
 from ipex_inductor.lowerings.problem.workload import (
-    _said,
+    _record_sizes,
     function_of,
     inputs_of,
     named,
@@ -310,7 +310,7 @@ def test_torchs_names_of_symbols_and_ours_are_no_matter():
     import sympy
 
     a, b = sympy.symbols("n1 n0", integer=True, positive=True)
-    assert _said([a, b, 8 * b, a * b], {a: "n0", b: "n1"}) == ("n0", "n1", "8*n1", "n0*n1")
+    assert _record_sizes([a, b, 8 * b, a * b], {a: "n0", b: "n1"}) == ("n0", "n1", "8*n1", "n0*n1")
 
 
 def test_the_smallest_range_has_more_than_one_size():

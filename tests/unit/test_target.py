@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ipex_inductor.errors import DeviceError, TargetError
 from ipex_inductor.target.device import (
     Target,
-    _completed,
+    _complete,
     _cpu_arch,
     _cuda,
     _xpu,
@@ -257,7 +257,7 @@ def xpu_properties(**changed):
 
 
 def test_known_gpu_is_its_row_with_the_memory_it_has():
-    h200, stack = _completed(_cuda(cuda_properties())), _completed(_xpu(xpu_properties()))
+    h200, stack = _complete(_cuda(cuda_properties())), _complete(_xpu(xpu_properties()))
     assert (h200.memory, h200.rates) == (150_109_880_320, described("h200").rates)
     assert (stack.memory, stack.rates) == (65520 << 20, described("max-1550").rates)
     for measured, row in ((_cuda(cuda_properties()), "h200"), (_xpu(xpu_properties()), "max-1550")):
@@ -284,13 +284,13 @@ def test_known_gpu_is_its_row_with_the_memory_it_has():
     ids=str,
 )
 def test_partition_has_its_architectures_registers_but_no_rates(measured):
-    partition = _completed(measured)
+    partition = _complete(measured)
     assert (partition.registers, partition.bandwidth, partition.rates) == (131072, None, ())
     assert partition.multiprocessors == measured.multiprocessors
 
 
 def test_gpu_of_an_unknown_architecture_is_what_torch_says():
-    unknown = _completed(_cuda(cuda_properties(name="NVIDIA Future", major=12, minor=1)))
+    unknown = _complete(_cuda(cuda_properties(name="NVIDIA Future", major=12, minor=1)))
     assert str(unknown) == "sm_121:NVIDIA-Future"
     assert (unknown.shared_memory, unknown.registers, unknown.rates) == (232448, 65536, ())
     assert unknown.source == Target("", "", 1).source
@@ -324,7 +324,7 @@ def test_absent_device_says_what_to_do(device):
 def test_current_gpu_agrees_with_its_row():
     measured = _cuda(torch.cuda.get_device_properties(0))
     target = current("cuda")
-    assert target == _completed(measured) == current(torch.device("cuda", 0))
+    assert target == _complete(measured) == current(torch.device("cuda", 0))
     assert (target.shared_memory, target.subgroup) == (measured.shared_memory, measured.subgroup)
     assert measured.registers in (None, target.registers)
     row = next((row for row in table() if str(row) == str(target)), None)
