@@ -32,7 +32,7 @@ from ipex_inductor.templates.triton import (
 
 MOST_WARPS = 4  # with which nobody saw it go wrong
 # Its factors come by a copy engine, and not from addresses that are computed of the counter: none
-# of 644 kernels of ten convolutions was wrong (docs/architecture.md). As of all choices, each is
+# of 644 kernels of ten convolutions was wrong (docs/internals/contracts.md). As of all choices, each is
 # verified against fp64 before it may be timed.
 BY_ENGINE = "ipex.triton.boxes"
 
