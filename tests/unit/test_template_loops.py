@@ -31,9 +31,9 @@ from ipex_inductor.templates.triton import (
 )
 
 MOST_WARPS = 4  # with which nobody saw it go wrong
-# Its factors come by a copy engine, and not from addresses that are computed of the counter: none
-# of 644 kernels of ten convolutions was wrong (docs/internals/contracts.md). As of all choices, each is
-# verified against fp64 before it may be timed.
+# It reads by TMA, and not from addresses that are computed from the counter: none of 644 kernels of
+# ten convolutions was wrong (docs/internals/contracts.md). As all choices, each is verified against
+# fp64 before it may be timed.
 BY_ENGINE = "ipex.triton.boxes"
 
 
