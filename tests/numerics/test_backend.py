@@ -282,7 +282,7 @@ def test_freezing_per_call_is_said_to_do_nothing(caplog):
 # Our own failures.
 
 
-@pytest.mark.parametrize("stage", ["joint.apply_rules", "prologue.split"])
+@pytest.mark.parametrize("stage", ["joint.apply_rules", "weights.prologue.split"])
 def test_a_failing_pass_falls_back_and_says_so(stage, monkeypatch, caplog):
     def broken(*args):
         raise ZeroDivisionError("planted")

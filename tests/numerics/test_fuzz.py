@@ -163,7 +163,7 @@ def test_a_fault_can_be_seeded(fault):
 def test_a_fault_whose_target_is_gone_is_an_error():
     with (
         pytest.raises(LookupError),
-        faults.Fault("", "passes.rule:equal_shapes", "not there", "").seeded(),
+        faults.Fault("", "passes.engine.rule:equal_shapes", "not there", "").seeded(),
     ):
         pass
 

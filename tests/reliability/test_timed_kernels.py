@@ -123,7 +123,8 @@ def test_of_what_was_timed_the_fastest_is_kept(tuned):
     (best,) = (json.loads(data) for name, data in files.items() if name.endswith(".best_config"))
     assert {name: best[name] for name in BEST} == BEST
     assert best["found_by_coordesc"]
-    assert len(groups(files)) == done["at_compile_time"] + 1
+    weights = 2  # kernels that hash and compare weights, which are entries of their own
+    assert len(groups(files)) == done["at_compile_time"] - weights + 1
     rooms = base / "home" / "torch"
     assert list(rooms.iterdir()) == []
 

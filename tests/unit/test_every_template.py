@@ -91,7 +91,8 @@ def conv(kind, x, weight, tile, stride=1, padding=0, groups=1, left=()):
     rest += "binary='none' unary='relu' scalars=() packed=''"
     sizes = f"{by(x)}:L {by(weight)}:L {weight[0]} other=None"
     line = text_of("conv", sizes, stride=stride, padding=padding, rest=rest)
-    return Small(f"conv_{kind}", f"ipex.triton.{kind}", line, lambda _: tile, make, dict(left))
+    module = {"stem": "conv_small_channel", "boxes": "conv_tma"}.get(kind, f"conv_{kind}")
+    return Small(module, f"ipex.triton.{kind}", line, lambda _: tile, make, dict(left))
 
 
 def stem_pool(x, weight, tile, left):
@@ -101,7 +102,7 @@ def stem_pool(x, weight, tile, left):
 
     line = text_of("conv_pool", f"{by(x)}:L {by(weight)}:L {weight[0]}", stride=2, padding=1)
     name = "ipex.triton.stem_pool"
-    return Small("conv_stem_pool", name, line, lambda _: tile, make, left)
+    return Small("conv_small_channel_pool", name, line, lambda _: tile, make, left)
 
 
 def stem_weight(x, weight, tile, left):
@@ -117,7 +118,7 @@ def stem_weight(x, weight, tile, left):
     rest = " dilation=1,1 groups=1"
     line = text_of("conv_weight_grad", sizes, stride=2, padding=1, rest=rest)
     name = conv_small_channel_weight.NAME
-    return Small("conv_stem_weight", name, line, lambda _: tile, make, left)
+    return Small("conv_small_channel_weight", name, line, lambda _: tile, make, left)
 
 
 def ending(kind, x, columns, tile, left):
@@ -130,7 +131,7 @@ def ending(kind, x, columns, tile, left):
     line = text_of(
         "conv_shortcut", f"{by(x)}:L {weight}:L {columns} {by(x)}:L {weight}:L", stride=1
     )
-    return Small("shortcut", f"ipex.triton.shortcut_{kind}", line, lambda _: tile, make, left)
+    return Small("residual", f"ipex.triton.shortcut_{kind}", line, lambda _: tile, make, left)
 
 
 def linear(rows, columns, terms):
@@ -163,7 +164,7 @@ def of_few_rows(rows, tile, left):
         return binary(skinny.source(rows == 1, tile), types, tile, gpu, "product", **constants)
 
     line = linear(rows, 4096, 4096)
-    return Small("few_rows", skinny.NAME, line, lambda _: tile, make, left)
+    return Small("skinny", skinny.NAME, line, lambda _: tile, make, left)
 
 
 def gated_pair(sizes, tile, left):
@@ -175,7 +176,7 @@ def gated_pair(sizes, tile, left):
     rows, columns, terms = sizes
     line = f"ipex.gated_linear.default {{}} {rows}x{terms} {columns}x{terms} {columns}x{terms} "
     line += "gate_bias=None bias=None unary='silu'"
-    return Small("gated", glu.NAME, line, lambda _: tile, make, left)
+    return Small("glu", glu.NAME, line, lambda _: tile, make, left)
 
 
 def preactivation(sizes, tile, left):
@@ -194,7 +195,7 @@ def preactivation(sizes, tile, left):
     operands += [*[terms] * 4, *[f"{images}x{each}x{pixels}x1:L"] * parts]
     line = f"ipex.conv_preactivated.default {{}} {' '.join(map(str, operands))} "
     line += f"epsilon=1e-05 more={parts} unary='relu' scalars=()"
-    return Small("preactivated", batch_norm_relu.NAME, line, lambda _: tile, make, left)
+    return Small("batch_norm_relu", batch_norm_relu.NAME, line, lambda _: tile, make, left)
 
 
 def pooling(text, operands, tile):
