@@ -1,4 +1,4 @@
-"""Modules that documents named before they moved; kept for version 0.1."""
+"""Old names of modules that documents named before they moved; they end with version 0.2."""
 
 import sys
 import warnings
@@ -20,7 +20,8 @@ class MovedModule(ModuleType):
         if name.startswith("__"):  # the import system asks for its own attributes
             raise AttributeError(name)
         home = MOVED[self.__name__]
-        warnings.warn(f"{self.__name__} is {home} now", DeprecationWarning, stacklevel=2)
+        message = f"{self.__name__} is {home} now. Import that: the old name ends with version 0.2."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(import_module(home), name)
 
 
