@@ -170,7 +170,7 @@ def _signer(head: Head, manifest: bytes) -> Signer | None:
         return None
     if not is_signed(message, head.public, head.signature):
         raise CorruptError("its signature does not match: it was changed")
-    names = [name for name, key in trust.trusted().items() if key == head.public]
+    names = [name for name, key in trust.trusted_keys().items() if key == head.public]
     return Signer(head.public, *names[:1])
 
 

@@ -27,7 +27,7 @@ class _Kept(msgspec.Struct):
 
 
 @functools.lru_cache(maxsize=1)
-def keeping(text: str) -> Mapping[str, str]:
+def pack_text(text: str) -> Mapping[str, str]:
     """Return a graph's text as fields of metadata, compressed to about a tenth of its size.
 
     Empty for no text, or one that is over `LARGEST` bytes compressed.
@@ -36,7 +36,7 @@ def keeping(text: str) -> Mapping[str, str]:
     return {"graph": packed} if 0 < len(packed) <= LARGEST else {}
 
 
-def kept(metas: Iterable[bytes]) -> Iterator[str]:
+def read_texts(metas: Iterable[bytes]) -> Iterator[str]:
     """Yield the graph texts found in metadata given as JSON; skip metadata without one."""
     for meta in metas:
         with suppress(ValueError, zlib.error, msgspec.MsgspecError):

@@ -105,10 +105,10 @@ class GraphFiles:
                 log.info("kernel cache: an entry is outdated: %s", self.reason)
             store = default_store.store()
             if self.key and store:
-                blob = workroom.packed(self.folder)
+                blob = workroom.pack_files(self.folder)
                 self._known |= new
                 why = self.reason.partition(MOST_ALIKE)[0]  # without the line of another graph
-                meta = {"files": len(self._known), "why": why, **graph_text.keeping(self.text)}
+                meta = {"files": len(self._known), "why": why, **graph_text.pack_text(self.text)}
                 store.put(self.key, meta, blob)
         except OSError as error:
             say(f"a graph is not kept: {error.strerror}")
@@ -116,7 +116,7 @@ class GraphFiles:
     def _use(self, entry: Entry, origin: str) -> None:
         """Unpack an entry into the folder, or hold its files for comparison only."""
         if use.recompiles():
-            self._kept = workroom.unpacked(entry.blob)
+            self._kept = workroom.unpack_files(entry.blob)
             self.outcome, self.reason = NOTHING, "torch generated no source"
             return
         self._known = workroom.unpack(entry.blob, self.folder, _is_too_new)
@@ -136,7 +136,7 @@ class GraphFiles:
         if waited:
             self._waited = f"waited {waited:.1f} s for who compiled it"
         store, before = default_store.store(), self._known
-        match = store.come(self.key) if self.key and store else None
+        match = store.find_new(self.key) if self.key and store else None
         try:
             if match and before:  # a backward graph: the forward's outcome stays
                 self._known |= workroom.unpack(match[0].blob, self.folder, _is_too_new)
@@ -185,7 +185,7 @@ def why_missed(store: Store, *keys: Key) -> tuple[str, Iterator[str]]:
             other_metas.append(head.meta)
     candidates = [near for key in keys if (near := nearest(key, same_graph))]
     if not candidates:
-        return IN_NONE, graph_text.kept(other_metas)
+        return IN_NONE, graph_text.read_texts(other_metas)
     _, differences = min(candidates, key=lambda near: len(near[1]))
     return "; ".join(differences) or "its entry cannot be read", iter(())
 

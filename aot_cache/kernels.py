@@ -18,7 +18,7 @@ _looked_for: ContextVar[list[Key] | None] = ContextVar("looked_for", default=Non
 
 
 @contextmanager
-def looked_for() -> Iterator[list[Key]]:
+def record_keys() -> Iterator[list[Key]]:
     """Collect the keys of all kernels requested inside the context, in this thread."""
     keys: list[Key] = []
     token = _looked_for.set(keys)

@@ -71,7 +71,7 @@ def pairs(values: Mapping[str, Value]) -> Pairs:
     return tuple(sorted(values.items()))
 
 
-def differing(wanted: Key, stored: Mapping[str, Value]) -> tuple[str, ...]:
+def describe_differences(wanted: Key, stored: Mapping[str, Value]) -> tuple[str, ...]:
     """Return how `wanted` differs from the fields of an entry, for the user; () if it does not.
 
     `stored` may come from another version of this package, with unknown fields.
@@ -88,7 +88,7 @@ def nearest(
     there is none.
     """
     same_kind = (stored for stored in entries if stored.get("kind") == wanted.kind)
-    candidates = ((stored, differing(wanted, stored)) for stored in same_kind)
+    candidates = ((stored, describe_differences(wanted, stored)) for stored in same_kind)
     return min(candidates, key=lambda pair: len(pair[1]), default=None)
 
 

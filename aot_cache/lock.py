@@ -44,7 +44,7 @@ def _nothing() -> None: ...
 
 
 @contextmanager
-def held(
+def hold_lock(
     path: str, longest: float = math.inf, before_waiting: Callable[[], None] = _nothing
 ) -> Iterator[Lock]:
     """Hold the lock `path`, or stop waiting when no sign of life comes, or after `longest` s.
@@ -73,11 +73,11 @@ def _acquire(path: str, longest: float, before_waiting: Callable[[], None]) -> L
     last, pause, waited = 0, _FIRST_PAUSE, 0.0
     while time.monotonic() - since < PATIENCE and waited < longest:
         try:
-            file, sign = _tried(path)
+            file, sign = _try_lock(path)
         except OSError:
             break
         if file is not None:
-            return Lock(file, waited, _marked(file))
+            return Lock(file, waited, _mark_file(file))
         if not waited:
             before_waiting()
         if sign != last:
@@ -88,7 +88,7 @@ def _acquire(path: str, longest: float, before_waiting: Callable[[], None]) -> L
     return Lock(None, waited)
 
 
-def _marked(file: int) -> bool:
+def _mark_file(file: int) -> bool:
     """Return whether the file was already marked, and mark it."""
     with suppress(OSError):
         marked = disk.fstat(file).st_size > 0
@@ -98,7 +98,7 @@ def _marked(file: int) -> bool:
     return False
 
 
-def _tried(path: str) -> tuple[int | None, int]:
+def _try_lock(path: str) -> tuple[int | None, int]:
     """Return the file, if it could be locked, and the last sign of life of its holder."""
     file = disk.open(path, _FLAGS, 0o600)
     is_ours = False
@@ -106,14 +106,14 @@ def _tried(path: str) -> tuple[int | None, int]:
         status = disk.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             raise OSError(f"{path} is no file of ours")
-        is_ours = _locked(file) and _is_at(path, status)
+        is_ours = _lock_file(file) and _is_at(path, status)
         return (file if is_ours else None), status.st_mtime_ns
     finally:
         if not is_ours:
             disk.close(file)
 
 
-def _locked(file: int) -> bool:
+def _lock_file(file: int) -> bool:
     """Return whether the file could be locked without waiting."""
     try:
         disk.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,7 +29,7 @@ from ipex_inductor.aot_cache.manifest import (
     write_manifest,
 )
 from ipex_inductor.aot_cache.signing import private_key
-from ipex_inductor.aot_cache.survey import checked, survey
+from ipex_inductor.aot_cache.survey import check_entry, survey
 from ipex_inductor.aot_cache.trust import check_name
 from ipex_inductor.errors import ArgumentError
 
@@ -153,7 +153,7 @@ def _select_entries(
         elif wanted(candidate.key):
             try:
                 data = folder.load(name)
-                fields = checked(name, data)
+                fields = check_entry(name, data)
                 digest = hashlib.sha256(data).hexdigest()
                 item = item_of(name.removesuffix(SUFFIX), len(data), digest, fields)
             except (OSError, RefusedError, ValueError) as error:

@@ -45,7 +45,7 @@ def alone(
 
     with ExitStack() as until_done:
         until_done.callback(_busy.release)
-        held = until_done.enter_context(lock.held(path, LONGEST, say))
+        held = until_done.enter_context(lock.hold_lock(path, LONGEST, say))
         if held.waited and not held.left:
             until_done.close()
             look(held.waited)

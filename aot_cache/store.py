@@ -23,7 +23,7 @@ from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.aot_cache.memory import Memory
 from ipex_inductor.aot_cache.quota import QUOTA, Room
 from ipex_inductor.aot_cache.remote import Remote
-from ipex_inductor.aot_cache.survey import Found, checked, survey
+from ipex_inductor.aot_cache.survey import Found, check_entry, survey
 from ipex_inductor.aot_cache.use import in_use
 
 Build = Callable[[], tuple[dict[str, Any], bytes]]
@@ -94,7 +94,7 @@ class Store:
                 return True
         return False
 
-    def come(self, key: Key) -> tuple[Entry, str] | None:
+    def find_new(self, key: Key) -> tuple[Entry, str] | None:
         """Return the entry, as `find`, if another process has put it into our folder meanwhile."""
         match, events = self._search(key, (self.folder,))
         if match:
@@ -130,9 +130,9 @@ class Store:
         A valid entry that exists already stays. Raises `ValueError` for data that is no entry of
         that name.
         """
-        checked(name, data)
+        check_entry(name, data)
         with suppress(OSError, RefusedError, ValueError):
-            checked(name, self.folder.load(name))
+            check_entry(name, self.folder.load(name))
             return True
         return self._keep(name, data)
 
@@ -221,7 +221,7 @@ class Store:
     def _alone(self, key: Key) -> AbstractContextManager[object]:
         """Return the context in which only this process builds that entry, where possible."""
         path = self.lock_path(key)
-        return lock.held(path) if path else nullcontext()
+        return lock.hold_lock(path) if path else nullcontext()
 
     def _count(self, events: Iterable[Event]) -> None:
         """Add events to the counters."""

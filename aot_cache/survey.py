@@ -38,7 +38,11 @@ def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
     for file in files:
         try:
             data = folder.load(file.name, head=not whole)
-            key = checked(file.name, data) if whole else _read_key(file.name, key_and_meta(data)[0])
+            key = (
+                check_entry(file.name, data)
+                if whole
+                else _read_key(file.name, key_and_meta(data)[0])
+            )
             yield Found(file, key, meta=key_and_meta(data)[1])
         except FileNotFoundError:  # evicted meanwhile
             continue
@@ -48,7 +52,7 @@ def survey(folder: Folder | Bundle, whole: bool = False) -> Iterator[Found]:
             yield Found(file, {}, str(error))
 
 
-def checked(name: str, data: bytes) -> Mapping[str, Any]:
+def check_entry(name: str, data: bytes) -> Mapping[str, Any]:
     """Return the key fields of a whole entry of that name; raise `ValueError` for any other."""
     return _read_key(name, unpack_any(data)[0])
 

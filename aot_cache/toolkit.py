@@ -16,7 +16,7 @@ def compiler() -> str | None:
     return _path(compat.cxx())
 
 
-def compiler_named() -> str:
+def compiler_identity() -> str:
     """Return that compiler's path and size, without running it; "none" if there is none."""
     return _describe_compiler(compiler())
 

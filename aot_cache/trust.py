@@ -35,12 +35,12 @@ def check_name(name: str) -> None:
 def check_free(name: str, public: bytes = b"") -> None:
     """Raise `ArgumentError` for an invalid name, or one of a key other than `public`."""
     check_name(name)
-    if trusted().get(name, public) != public:
+    if trusted_keys().get(name, public) != public:
         advice = f"Choose another one, or first run: ipex-inductor cache trust rm {name}"
         raise ArgumentError("a name for a key", f"{name!r}, which is another key's", advice)
 
 
-def trusted() -> dict[str, bytes]:
+def trusted_keys() -> dict[str, bytes]:
     """Return the public keys by name; raise `UntrustedError` if others can write the folder."""
     folder = _folder()
     names = sorted(name for name in _names(folder, _KEY))
@@ -59,7 +59,7 @@ def add(name: str, public: bytes) -> None:
 
 def remove(name: str) -> bool:
     """Stop trusting a key and return whether it was trusted; accepted serials are kept."""
-    return name in trusted() and _folder().remove(name + _KEY)
+    return name in trusted_keys() and _folder().remove(name + _KEY)
 
 
 def newest(public: bytes, bundle: str) -> int:

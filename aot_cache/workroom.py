@@ -65,12 +65,12 @@ def files_in(folder: Path) -> Iterator[str]:
                 yield path.relative_to(folder).as_posix()
 
 
-def packed(folder: Path) -> bytes:
+def pack_files(folder: Path) -> bytes:
     """Pack all files below `folder` with their names into one value."""
     return frame_fields({name: (folder / name).read_bytes() for name in files_in(folder)})
 
 
-def smaller(blob: bytes) -> bytes:
+def compress_files(blob: bytes) -> bytes:
     """Compress packed files for transport: a sixth of the size, which takes longer to unpack."""
     return _SMALLER + zlib.compress(blob)
 
@@ -84,7 +84,7 @@ def unpack(
 
     Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
     """
-    files = {name: data for name, data in unpacked(blob).items() if not without(name, data)}
+    files = {name: data for name, data in unpack_files(blob).items() if not without(name, data)}
     folder.mkdir(mode=0o700, exist_ok=True)
     for name, data in files.items():
         path = folder / name
@@ -107,7 +107,7 @@ def _update_paths(path: Path, data: bytes) -> bytes:
     return data
 
 
-def unpacked(blob: bytes) -> dict[str, bytes]:
+def unpack_files(blob: bytes) -> dict[str, bytes]:
     """Return the files that `packed` packed; raise `ValueError` for names that could lead out."""
     if blob.startswith(_SMALLER):
         try:

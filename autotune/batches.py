@@ -62,7 +62,7 @@ def _without_rows(operand: Operand, leading: tuple[int, ...]) -> Operand:
     return replace(operand, shape=(0, sizes[-1]), stride=(sizes[-1], 1))
 
 
-def near(problem: Problem, batches_by_family: Batches) -> list[tuple[int, bytes]]:
+def find_nearest_sizes(problem: Problem, batches_by_family: Batches) -> list[tuple[int, bytes]]:
     """Return the known members of the problem's family, the nearest first, without itself.
 
     Each is its batch or row count and its canonical form. Members further away than `FARTHEST`

@@ -88,7 +88,7 @@ class Parts(msgspec.Struct, frozen=True):
 
 def parts_of(problem: Problem, choice: Choice) -> Parts | None:
     """Return the model's inputs for a template on a problem; None if they are not known."""
-    device, size, tile = described(problem.arch), extent(problem), _tile_of(choice)
+    device, size, tile = target_of(problem.arch), extent(problem), _tile_of(choice)
     rate = device and device.rate(RATES.get(problem.operands[0].dtype, ""))
     if device is None or size is None or tile is None or not rate or not size.result * size.terms:
         return None
@@ -107,18 +107,18 @@ def parts_of(problem: Problem, choice: Choice) -> Parts | None:
     arithmetic = 2 * waiting * tile.rows * tile.columns * steps * tile.terms / (rate / processors)
     loaded = tiles * (tile.rows + tile.columns) * steps * tile.terms * WIDTH / LAST_CACHE
     latency = math.ceil(tiles / (processors * blocks)) * steps
-    traffic = moved(problem, size) / (device.bandwidth or 1.0)
+    traffic = bytes_moved(problem, size) / (device.bandwidth or 1.0)
     times = (arithmetic * 1e6, loaded * 1e6, traffic * 1e6, float(latency))
     return Parts(times, _features(choice.name, tile, blocks, waiting))
 
 
-def described(arch: str) -> Target | None:
+def target_of(arch: str) -> Target | None:
     """Return the target device of `arch` if it has all facts the model needs; else None.
 
     These are bandwidth, rates, shared memory and registers.
     """
     try:
-        device = target.described(arch)
+        device = target.find_target(arch)
     except TargetError:
         return None
     complete = device.bandwidth and device.rates and device.shared_memory and device.registers
@@ -178,7 +178,7 @@ def _features(name: str, tile: Tile, blocks: int, waiting: int) -> tuple[float, 
     return (1.0, *shape, *products, many, float(tile.accumulators >= 128), *shared, *kind)
 
 
-def moved(problem: Problem, size: Extent) -> int:
+def bytes_moved(problem: Problem, size: Extent) -> int:
     """Return the bytes of all operands and the result, each moved once."""
     operands = (
         math.prod(int(n) for n, step in zip(o.shape, o.stride, strict=True) if step)

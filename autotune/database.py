@@ -66,7 +66,7 @@ class Records:
     def __iter__(self) -> Iterator[Record]:
         """Yield the records one by one, so that the reader need not hold them all."""
         self.refused, digests = [], set()
-        for file in opened(self.sources):
+        for file in open_files(self.sources):
             for number, line in self._lines(file):
                 try:
                     sha256, record = self._parse(line)
@@ -92,7 +92,7 @@ class Records:
 
     def _parse(self, line: bytes) -> tuple[bytes, Record]:
         """Return the digest and the record of a line; raise `ValueError` if it is refused."""
-        name, body = whole(line)
+        name, body = split_line(line)
         record = records.decode(body)
         reason = why_refused(record, self.known)
         if reason is not None:
@@ -201,7 +201,7 @@ def digest(record: Record) -> str:
     return _line(record)[0]
 
 
-def opened(sources: Iterable[Path]) -> Iterator[BinaryIO]:
+def open_files(sources: Iterable[Path]) -> Iterator[BinaryIO]:
     """Yield every file of these files and folders once, open for reading until the next one.
 
     A file that disappears while its folder is read was merged into another one, so the folder is
@@ -238,25 +238,25 @@ def index_of(file: BinaryIO) -> Index:
     stamp = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
     entry = _indices.get(str(file.name))
     if entry is None or entry[0] != stamp:
-        entry = _indices[str(file.name)] = stamp, _indexed(file)
+        entry = _indices[str(file.name)] = stamp, _build_index(file)
     return entry[1]
 
 
 def varying(source: Path) -> dict[bytes, Problem]:
     """Return all dynamic-size problems of a file or folder by canonical form, unvalidated."""
-    return {key: p for file in opened([source]) for key, p in index_of(file).varying.items()}
+    return {key: p for file in open_files([source]) for key, p in index_of(file).varying.items()}
 
 
-def batched(source: Path) -> dict[bytes, list[tuple[int, bytes]]]:
+def problems_by_family(source: Path) -> dict[bytes, list[tuple[int, bytes]]]:
     """Return the problems of a file or folder by family (see `batches.family`)."""
     families: dict[bytes, list[tuple[int, bytes]]] = {}
-    for file in opened([source]):
+    for file in open_files([source]):
         for kind, problems in index_of(file).batches.items():
             families.setdefault(kind, []).extend(problems)
     return families
 
 
-def _indexed(file: BinaryIO) -> Index:
+def _build_index(file: BinaryIO) -> Index:
     """Return the index of an open file, built by one pass over its lines."""
     positions: dict[int, list[tuple[int, int]]] = {}
     dynamic: dict[bytes, Problem] = {}
@@ -289,7 +289,7 @@ def _problem(line: bytes) -> bytes:
     return line[len(_HEAD) + len(_PROBLEM) : end] if line.startswith(_HEAD + _PROBLEM) else b""
 
 
-def whole(line: bytes) -> tuple[bytes, bytes]:
+def split_line(line: bytes) -> tuple[bytes, bytes]:
     """Return the digest and the JSON of a line as `write` makes it; raise `ValueError` for others.
 
     The digest covers the bytes as they are, so no change of a line goes unnoticed.

@@ -27,7 +27,7 @@ def may(problem: Problem) -> bool:
     return problem.op.startswith("ipex.") and problem.arch.startswith("sm_")
 
 
-def alike(problem: Problem) -> list[tuple[str, Problem]]:
+def list_equivalents(problem: Problem) -> list[tuple[str, Problem]]:
     """Return the problem and its equivalents, which serve if it has no records, with their labels.
 
     A convolution with `torch.backends.cudnn.benchmark` is treated as without it; fp16 is treated as

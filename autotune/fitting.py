@@ -66,7 +66,9 @@ def fit(records: Iterable[Record]) -> tuple[Model, Quality]:
     problems = {key: decode_problem(key) for key in pools}
     arch = one({problem.arch for problem in problems.values()})
     extra = _besides([*pools.values()])
-    templates = [(problems[key], seen(problems[key], pools[key], extra)) for key in sorted(pools)]
+    templates = [
+        (problems[key], timed_templates(problems[key], pools[key], extra)) for key in sorted(pools)
+    ]
     dtypes = dtypes_of(templates)
     samples = [timed for p, timed in templates if timed and p.operands[0].dtype in dtypes]
     quality = _held_out(_rows(samples))
@@ -97,7 +99,7 @@ def dtypes_of(templates: Iterable[tuple[Problem, Sequence[Seen]]]) -> tuple[str,
     return dtypes
 
 
-def seen(problem: Problem, pooled: Pool, extra: float | None = None) -> list[Seen]:
+def timed_templates(problem: Problem, pooled: Pool, extra: float | None = None) -> list[Seen]:
     """Return the timed templates of a problem; with `extra`, including other tools' times.
 
     `extra` is the overhead in microseconds that is subtracted from other tools' times.
@@ -211,7 +213,7 @@ def tensor(values: object) -> Tensor:
 
 def one(names: set[str]) -> str:
     """Return the one architecture; raise `ArgumentError` for several or an unknown one."""
-    if len(names) != 1 or not all(map(cost.described, names)):
+    if len(names) != 1 or not all(map(cost.target_of, names)):
         listed = ", ".join(sorted(names)) or "no records"
         advice = "Name databases of one; `ipex-inductor doctor` lists what is described."
         raise ArgumentError("records of one described GPU", listed, advice)

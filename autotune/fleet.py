@@ -37,7 +37,7 @@ class Worker:
             return b"", str(refused)
 
 
-def measured(
+def measure_problems(
     problems: Sequence[Problem],
     budget: float,
     command: Sequence[str],

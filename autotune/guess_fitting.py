@@ -65,7 +65,7 @@ def fit(records: Iterable[Record]) -> tuple[Guesser, list[Held]]:
     pools = pool(records)
     problems = {key: decode_problem(key) for key in sorted(pools)}
     arch = fitting.one({problem.arch for problem in problems.values()})
-    templates = {key: fitting.seen(p, pools[key]) for key, p in problems.items()}
+    templates = {key: fitting.timed_templates(p, pools[key]) for key, p in problems.items()}
     dtypes = fitting.dtypes_of((p, templates[key]) for key, p in problems.items())
     candidates = (_measurement_of(p, pools[key], templates[key]) for key, p in problems.items())
     measurements = [m for m in candidates if m and m.problem.operands[0].dtype in dtypes]
@@ -104,7 +104,7 @@ def families_of(problems: Sequence[Problem]) -> list[int]:
     return family
 
 
-def judged(held: Iterable[Held]) -> dict[int, bool | None]:
+def check_families(held: Iterable[Held]) -> dict[int, bool | None]:
     """Return by family whether all templates won that the margin of the others would take.
 
     The value is None for a family in which it would take none.
@@ -244,7 +244,7 @@ def _class(
 ) -> Class:
     """Return the class of this kind; it has no templates if the held-out predictions fail it."""
     mine = [(k.problem, f) for k, f in zip(measurements, families, strict=True) if k.kind == kind]
-    count, verdict = len({family for _, family in mine}), judged(held)
+    count, verdict = len({family for _, family in mine}), check_families(held)
     won = sum(good is True for good in verdict.values())
     measures = [m for p, _ in mine if (m := predictor.measures(p))]
     reason = ""

@@ -147,7 +147,9 @@ class Runner:
         return statistics.median(itertools.chain(*self.blocks[:blocks]))
 
 
-def verified(candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]) -> Outcome | float:
+def verify_candidate(
+    candidate: Candidate, judge: Judge, inputs: Sequence[Tensor]
+) -> Outcome | float:
     """Return the error of the candidate's result, or the outcome with the reason to reject it.
 
     The candidate gets copies of `inputs`, so that it cannot change the inputs of other candidates.

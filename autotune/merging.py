@@ -15,8 +15,8 @@ from ipex_inductor.autotune.database import (
     SUFFIX,
     Refusal,
     name_of,
-    opened,
-    whole,
+    open_files,
+    split_line,
     write_lines,
 )
 
@@ -37,7 +37,7 @@ def merge(path: Path, sources: Iterable[Path]) -> Merged:
     Equal sets of lines give equal bytes, whatever files they come from.
     """
     lines: dict[bytes, bytes] = {}
-    refused = [refusal for file in opened(sources) for refusal in _read(file, lines)]
+    refused = [refusal for file in open_files(sources) for refusal in _read(file, lines)]
     write_lines(path, (lines[name] for name in sorted(lines)))
     return Merged(path, len(lines), tuple(refused))
 
@@ -93,6 +93,6 @@ def _read(file: BinaryIO, lines: dict[bytes, bytes]) -> Iterator[Refusal]:
     """Add the valid lines of `file` to `lines` by digest, and yield the refused ones."""
     for number, line in enumerate(file, 1):
         try:
-            lines.setdefault(whole(line)[0], line)
+            lines.setdefault(split_line(line)[0], line)
         except ValueError as error:
             yield Refusal(Path(file.name), number, str(error), line.endswith(b"\n"))

@@ -81,7 +81,7 @@ def by_kind(problems: Iterable[Problem]) -> dict[Kind, list[Known]]:
     return neighbors
 
 
-def near(
+def find_neighbors(
     problem: Problem, measured: Mapping[Kind, Sequence[Known]], won: Callable[[Problem], bool]
 ) -> list[Problem]:
     """Return the neighbors with the problem's kernel size, nearest first, if the nearest all `won`.

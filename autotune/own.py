@@ -14,7 +14,7 @@ def default_folder() -> Path:
     return home() / RECORDS
 
 
-def trusted() -> bool:
+def is_default_trusted() -> bool:
     """Return True if no other user can write the default folder; log the reason once if not.
 
     The folder need not exist. A folder that the caller names is the caller's choice and not

@@ -170,7 +170,7 @@ def file_name(arch: str) -> str:
 
 def library_parts(problem: Problem) -> LibraryParts | None:
     """Return the inputs of the library's model; None for a problem that is no GEMM."""
-    device, size = cost.described(problem.arch), extent(problem)
+    device, size = cost.target_of(problem.arch), extent(problem)
     rate = device and device.rate(cost.RATES.get(problem.operands[0].dtype, ""))
     if device is None or size is None or not rate or not size.result * size.terms:
         return None
@@ -178,7 +178,7 @@ def library_parts(problem: Problem) -> LibraryParts | None:
     moved = 1e6 / (device.bandwidth or 1.0)  # microseconds a byte
     epilogue = 2 * size.result * WIDTH * moved if problem.epilogue else 0.0
     odd = any(n % _EVEN for n in (size.columns, size.terms))
-    return LibraryParts((arithmetic, cost.moved(problem, size) * moved), epilogue, odd)
+    return LibraryParts((arithmetic, cost.bytes_moved(problem, size) * moved), epilogue, odd)
 
 
 def kind_of(problem: Problem) -> tuple[str, bool]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ipex_inductor.autotune.record import Problem, Size
 
 
-def sized(problem: Problem, sizes: Mapping[str, int]) -> Problem:
+def bind_sizes(problem: Problem, sizes: Mapping[str, int]) -> Problem:
     """Return the problem with its symbols replaced by these sizes."""
     operands = tuple(
         replace(o, shape=_numbers(o.shape, sizes), stride=_numbers(o.stride, sizes))
@@ -30,7 +30,9 @@ def points(problem: Problem) -> tuple[Problem, ...]:
     middle = {
         s.name: min(s.high, math.isqrt(s.low * s.high) + i) for i, s in enumerate(problem.symbols)
     }
-    return sized(problem, middle), sized(problem, {s.name: s.high for s in problem.symbols})
+    return bind_sizes(problem, middle), bind_sizes(
+        problem, {s.name: s.high for s in problem.symbols}
+    )
 
 
 def holds(varying: Problem, exact: Problem) -> bool:
@@ -50,7 +52,7 @@ def holds(varying: Problem, exact: Problem) -> bool:
     if values.keys() != ranges.keys() or any(n not in ranges[name] for name, n in values.items()):
         return False
     try:
-        return sized(varying, values) == exact
+        return bind_sizes(varying, values) == exact
     except (KeyError, SyntaxError, ZeroDivisionError, RecursionError):  # no expression of sizes
         return False
 

@@ -29,7 +29,7 @@ from ipex_inductor.autotune import (
     ranges,
 )
 from ipex_inductor.autotune.cost import Model
-from ipex_inductor.autotune.database import Records, batched, varying
+from ipex_inductor.autotune.database import Records, problems_by_family, varying
 from ipex_inductor.autotune.pool import Estimate, Pool, pool
 from ipex_inductor.autotune.predictor import Guesser
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem, encode
@@ -85,7 +85,7 @@ def lookup(problems: Collection[bytes], database: Path | None) -> dict[bytes, Se
         missing = [p for p in problems if p not in selections]
         if missing and folder is not None and folder.exists():
             best = _best(missing, folder, source)
-            failures = failed(missing, database) if folder == SHIPPED else {}
+            failures = failed_choices(missing, database) if folder == SHIPPED else {}
             selections |= {
                 key: selection
                 for key, selection in best.items()
@@ -108,7 +108,9 @@ def nearest(
     selections: dict[bytes, Selection] = {}
     failures = _failed_equivalents(offered, database)
     sources = [*zip(SOURCES, (database, SHIPPED), strict=True)]
-    folders = [(source, f, batched(f)) for source, f in sources if f is not None and f.exists()]
+    folders = [
+        (source, f, problems_by_family(f)) for source, f in sources if f is not None and f.exists()
+    ]
     for key, choices in offered.items():
         for place, folder, source, any_torch in _candidates(decode_problem(key), folders):
             best = _best([place], folder, source, any_torch).get(place)
@@ -119,7 +121,7 @@ def nearest(
     return selections
 
 
-def derived(
+def select_by_stand_in(
     offered: Mapping[bytes, Collection[Choice]], database: Path | None
 ) -> dict[bytes, Selection]:
     """Return the selections of problems on GPUs without a table, by the stand-in GPU's table.
@@ -133,11 +135,11 @@ def derived(
     if not covered:
         return {}
     selections: dict[bytes, Selection] = {}
-    failures, families = _failed_equivalents(covered, database), batched(SHIPPED)
+    failures, families = _failed_equivalents(covered, database), problems_by_family(SHIPPED)
     for key, problem in covered.items():
         may = {*map(encode, offered[key])} - failures.get(key, set())
         stand_in = replace(problem, arch=table_of(problem.arch))
-        for label, equivalent in fallback_sources.alike(stand_in):
+        for label, equivalent in fallback_sources.list_equivalents(stand_in):
             candidates = (
                 *_itself(equivalent, SHIPPED, families),
                 *_near_sizes(equivalent, SHIPPED, families),
@@ -173,7 +175,7 @@ def neighboring(
         may = [choice for choice in offered[key] if encode(choice) not in failures.get(key, ())]
         stand_in = replace(problem, arch=table_of(problem.arch))
         whose = "shipped" if stand_in == problem else f"derived from {stand_in.arch}"
-        for label, equivalent in fallback_sources.alike(stand_in):
+        for label, equivalent in fallback_sources.list_equivalents(stand_in):
             best = _by_neighbors(equivalent, may, f"{whose} there", label, winners)
             if best is not None:
                 selections[key] = best
@@ -205,7 +207,7 @@ def guesser(arch: str) -> Guesser | None:
     return predictor.load(_folders(), arch)
 
 
-def guessed(problem: Problem, choices: Iterable[Choice], usual: Choice) -> Selection | str:
+def select_by_model(problem: Problem, choices: Iterable[Choice], usual: Choice) -> Selection | str:
     """Return the selection by the predictor, a template or `usual`, or the reason for none.
 
     `usual` is the library's choice. The reason is "" if there is no predictor for the architecture.
@@ -222,7 +224,7 @@ def guessed(problem: Problem, choices: Iterable[Choice], usual: Choice) -> Selec
     return Selection(library, library, f"model ({summary} as fast)")
 
 
-def failed(
+def failed_choices(
     problems: Collection[bytes], database: Path | None, any_torch: bool = False
 ) -> dict[bytes, set[bytes]]:
     """Return by problem the choices that failed in its records.
@@ -246,7 +248,7 @@ def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
 
 def _folders() -> list[Path]:
     """Return the folders of models: the user's, if no other user can write it, then ours."""
-    return [*([own.default_folder()] if own.trusted() else []), SHIPPED]
+    return [*([own.default_folder()] if own.is_default_trusted() else []), SHIPPED]
 
 
 def _failed_equivalents(
@@ -254,9 +256,10 @@ def _failed_equivalents(
 ) -> dict[bytes, set[bytes]]:
     """Return by problem the choices that failed, under any torch, on it or an equivalent."""
     equivalents = {
-        key: [encode(p) for _, p in fallback_sources.alike(decode_problem(key))] for key in problems
+        key: [encode(p) for _, p in fallback_sources.list_equivalents(decode_problem(key))]
+        for key in problems
     }
-    failures = failed({*itertools.chain(*equivalents.values())}, database, any_torch=True)
+    failures = failed_choices({*itertools.chain(*equivalents.values())}, database, any_torch=True)
     return {
         key: set().union(*(failures.get(k, set()) for k in keys))
         for key, keys in equivalents.items()
@@ -276,7 +279,7 @@ def _candidates(
     Each is a problem's canonical form, a folder, the source in words, and whether any torch counts.
     """
     ways: list[tuple[Places, bool]] = [(_itself, True), (_near_here, False), (_near_sizes, True)]
-    for label, equivalent in fallback_sources.alike(problem):
+    for label, equivalent in fallback_sources.list_equivalents(problem):
         for (find_places, any_torch), (source, folder, families) in itertools.product(
             ways, folders
         ):
@@ -303,7 +306,7 @@ def _near_here(problem: Problem, folder: Path, families: batches.Batches) -> Ite
 
 def _near_sizes(problem: Problem, _: Path, families: batches.Batches) -> Iterator[Place]:
     """Yield the known problems of another batch or number of rows, the nearest first."""
-    for size, place in batches.near(problem, families):
+    for size, place in batches.find_nearest_sizes(problem, families):
         yield f" for {batches.WORDS[problem.op].format(size)}", place
 
 
@@ -384,7 +387,7 @@ def _by_neighbors(
             winners[key] = _won(key)
         return winners[key]
 
-    near = nearest_shape.near(problem, _shipped_by_kind(SHIPPED), won)
+    near = nearest_shape.find_neighbors(problem, _shipped_by_kind(SHIPPED), won)
     sources = [
         f"{whose}, by a neighbor: {nearest_shape.words(neighbor_problem)}{label}"
         for neighbor_problem in near
@@ -413,7 +416,7 @@ def _won(neighbor: bytes) -> bool:
 @cache
 def _shipped_by_kind(folder: Path) -> dict[nearest_shape.Kind, list[nearest_shape.Known]]:
     """Return the problems of the shipped tables that may be neighbors, by kind."""
-    problems = itertools.chain(*batched(folder).values())
+    problems = itertools.chain(*problems_by_family(folder).values())
     return nearest_shape.by_kind(decode_problem(key) for _, key in problems)
 
 

@@ -130,7 +130,7 @@ def buffers_against_caches(device: torch.device, size: int) -> int:
     return max(1, min(wanted, most))
 
 
-def moved(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
+def relocate_buffers(buffers: Sequence[Sequence[Tensor]], seed: int) -> list[list[Tensor]]:
     """Return copies of `buffers` at other addresses for each `seed`.
 
     No captured graph may be alive.

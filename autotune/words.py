@@ -17,12 +17,12 @@ def problem(value: Problem) -> str:
     ranges = [f"{s.name}={s.low}..{s.high}" for s in value.symbols]
     pairs = (*_pairs(value.constants), *_pairs(value.settings))
     parts = [*map(_operand, value.operands), *pairs, *ranges]
-    return plain(f"{value.op}{epilogue} {' '.join(parts)} on {value.arch}")
+    return replace_unprintable(f"{value.op}{epilogue} {' '.join(parts)} on {value.arch}")
 
 
 def choice(value: Choice) -> str:
     """Return text like `tiled flat=False tile=64x64 warps=2`."""
-    return plain(" ".join([value.name, *_pairs(value.parameters)]))
+    return replace_unprintable(" ".join([value.name, *_pairs(value.parameters)]))
 
 
 def provenance(by: Provenance) -> str:
@@ -37,10 +37,12 @@ def provenance(by: Provenance) -> str:
     ]
     who = f"reported by {by.source}" if by.source else "measured"
     clock = [f"clock {by.clock}"] if by.clock else []
-    return plain(f"{who} {by.date} on {by.device}: {', '.join([*versions_used, *clock])}")
+    return replace_unprintable(
+        f"{who} {by.date} on {by.device}: {', '.join([*versions_used, *clock])}"
+    )
 
 
-def plain(text: str) -> str:
+def replace_unprintable(text: str) -> str:
     """Return the text with unprintable characters replaced: they might control a terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 

@@ -163,7 +163,7 @@ def verified(
 ) -> Candidate | None:
     """The choice compiled, if it is right; or why not, in `row`."""
     try:
-        graph = compiling.begun(problem, choice, trial.inputs).waited()
+        graph = compiling.start_choice(problem, choice, trial.inputs).waited()
         candidate = Candidate(choice, graph.run, graph.takes())
     except measure.FATAL:
         raise
@@ -171,7 +171,7 @@ def verified(
         row["failed"] = f"it does not compile: {measure.first_line(error)}"
         return None
     row |= candidate.takes
-    found = measure.verified(candidate, trial.judge, trial.inputs)
+    found = measure.verify_candidate(candidate, trial.judge, trial.inputs)
     if isinstance(found, float):
         row["error"], row["allowed"] = found, trial.judge.tolerance
         return candidate

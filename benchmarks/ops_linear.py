@@ -103,7 +103,7 @@ def peers(
         if tiles <= options.tiles:
             said = ("joined" if k == "joined" else str(int(v)) for k, v in call.parameters.items())
             name = " ".join([call.name, *said])
-            yield name, functools.partial(compiling.compiled, problem, call.choice, inputs)
+            yield name, functools.partial(compiling.compile_choice, problem, call.choice, inputs)
 
 
 def floor(shape: tuple[int, int, int], itemsize: int) -> float:
@@ -156,7 +156,7 @@ def measured(
             torch.cuda.synchronize()
             row["first result, s"] = round(time.monotonic() - start, 2)
             candidate = Candidate(Choice("library", name), run)
-            found = measure.verified(candidate, judges.get(name, judge), inputs)
+            found = measure.verify_candidate(candidate, judges.get(name, judge), inputs)
         except measure.FATAL:
             raise
         except Exception as error:  # one peer's fault is not the others'

@@ -90,7 +90,9 @@ def stand_in() -> None:
 
     def batch(made, kernel, columns, group, step, first, looks):
         far = planning._far(step, first)
-        return planning._made(made, batches.CudaBatch, kernel, columns[0].device, True, group, far)
+        return planning._find_batch(
+            made, batches.CudaBatch, kernel, columns[0].device, True, group, far
+        )
 
     def kernel_of(kernel, device, aligned, name):
         kinds = [*signature(kernel).values()]

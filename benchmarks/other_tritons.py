@@ -137,7 +137,7 @@ def made(problem: Problem, choice: Choice, device: str) -> Made:
 
 def fitting(kind: str, tile: Any, terms: int) -> int:
     """Programs that run at once, where a template takes as many."""
-    known = target.described(TABLE)
+    known = target.find_target(TABLE)
     if kind == "streamed":
         each = tile.fitting(known.shared_memory, terms, 2, True)
     elif kind == "persistent":
@@ -197,7 +197,7 @@ def ending(
     tile_of = (conv_tma if kind == "boxes" else weight_stationary).Tile
     tile = tile_of(*(values[f.name] for f in fields(tile_of)))
     case = {"kind": kind, "tile": [*vars(tile).values()], "stride": list(stride)}
-    known = target.described(TABLE)
+    known = target.find_target(TABLE)
     terms = x.shape[1], beside.shape[1]
     if kind == "boxes":
         fits = known.shared_memory // shared_by_boxes(tile, terms, torch.bfloat16)
@@ -226,12 +226,12 @@ def ending(
 def gradient(operands: list[torch.Tensor], given: Any, tile: Any, values: dict[str, Any]) -> Made:
     """A stem's weight's gradient, in parts."""
     from ipex_inductor.ops.conv_weight import ALONE
-    from ipex_inductor.ops.stem import restored, runs
+    from ipex_inductor.ops.stem import from_matrix, runs
 
     grad, x, weight = operands
     around = {name: list(given[name]) for name in ("stride", "padding")}
     pixels = grad.numel() // grad.shape[1]
-    known = target.described(TABLE)
+    known = target.find_target(TABLE)
     steps = ceil(pixels / tile.BLOCK_M / (known.multiprocessors * values["programs"]))
     case = {"last": True, "weight": [*weight.shape], "tile": [*vars(tile).values()]}
     case["steps"] = steps
@@ -249,7 +249,7 @@ def gradient(operands: list[torch.Tensor], given: Any, tile: Any, values: dict[s
 
     def found() -> torch.Tensor:
         taken = runs(x.shape[1:], weight.shape[2:], *around.values(), True)
-        return restored(out.sum(0).t(), taken, weight.shape[1], weight.shape[2:], True)
+        return from_matrix(out.sum(0).t(), taken, weight.shape[1], weight.shape[2:], True)
 
     rendered = source(text, {**constants, "ALLOW_TF32": False}, constants["TERMS"], epilogue=False)
     names = {"GRAD": grad, "X": x, "BIAS": grad, "OTHER": grad, "OUT": out}

@@ -41,13 +41,13 @@ def model_of() -> tuple[nn.Module, Tensor]:
 def build(arch: str) -> None:
     """Into the bundle."""
     import ipex_inductor
-    from ipex_inductor.target.device import described
+    from ipex_inductor.target.device import find_target
 
     model, x = model_of()
     BUNDLE.parent.mkdir(exist_ok=True)
     BUNDLE.unlink(missing_ok=True)
     began = time.perf_counter()
-    done = ipex_inductor.package(model, (x,), BUNDLE, targets=[described(arch)])
+    done = ipex_inductor.package(model, (x,), BUNDLE, targets=[find_target(arch)])
     size = BUNDLE.stat().st_size / 2**20
     print(f"{BUNDLE}: {size:.1f} MiB, {time.perf_counter() - began:.1f} s; {done.report.summary()}")
 

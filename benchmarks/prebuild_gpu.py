@@ -146,9 +146,9 @@ def built(name: str, target: Any) -> Any:
 def build(arch: str, names: list[str]) -> None:
     """Compile all cases for `arch` into the bundle."""
     from ipex_inductor.prebuild import graphs
-    from ipex_inductor.target.device import described
+    from ipex_inductor.target.device import find_target
 
-    target, done = described(arch), []
+    target, done = find_target(arch), []
     for name in names:
         each = built(name, target)
         done.append(each)
@@ -361,9 +361,9 @@ def digest_of(tensor: Any) -> str:
 
 def looked_up(name: str, arch: str, counts: Counter[str]) -> dict[str, Any]:
     """What would be found on `arch`, of which nothing runs here."""
-    from ipex_inductor.target.device import described
+    from ipex_inductor.target.device import find_target
 
-    done = built(name, described(arch))
+    done = built(name, find_target(arch))
     cache = [str(event) for event in done.events if event.kind == "cache"]
     return {"counts": dict(counts), "cache": cache, "kernels": len(done.made.kernels)}
 

@@ -32,7 +32,7 @@ def measure(share: float) -> dict[str, tuple[float, float]]:
         ]
         blocks = []
         for seed in range(BLOCKS):
-            here = timers.moved(buffers, seed)
+            here = timers.relocate_buffers(buffers, seed)
             timed = clock.prepare(lambda pair: torch.mm(pair[0], pair[1].t()), here)
             blocks.append(statistics.median(timed() for _ in range(ROUNDS)))
             del timed, here

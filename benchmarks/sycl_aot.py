@@ -41,14 +41,14 @@ def row(name, listed):
         return made
 
     def spirv():
-        return timed("spirv_s", lambda: worker.compiled(source, device, native=False).spirv)
+        return timed("spirv_s", lambda: worker.compile_source(source, device, native=False).spirv)
 
     def native():
         given = binaries.spirv(source, spirv).blob
         return source.manifest, timed("native_s", lambda: ocloc.native(source, given, arch))
 
     try:
-        entry = kernels.kernel(binaries.native_key(source, arch, ocloc.named()), native)
+        entry = kernels.kernel(binaries.native_key(source, arch, ocloc.compiler_name()), native)
         found = zebin.facts(entry.blob)
     except (SyclError, ValueError) as error:
         return [about | {"wrong": str(error).splitlines()[0]}]
@@ -74,7 +74,7 @@ def main():
     work = [
         (name, listed)
         for name in given.arch
-        for listed in catalog.listed(NAMES[name])
+        for listed in catalog.list_kernels(NAMES[name])
         if given.only in listed.name
     ]
     rows = []
@@ -87,7 +87,11 @@ def main():
     print(f"{len(rows)} kernels of {len(work)} sources, {len(wrong)} refused by the gate")
     if given.write:
         command = "python benchmarks/sycl_aot.py --write"
-        about = {"date": time.strftime("%Y-%m-%d"), "command": command, "compiler": ocloc.named()}
+        about = {
+            "date": time.strftime("%Y-%m-%d"),
+            "command": command,
+            "compiler": ocloc.compiler_name(),
+        }
         about |= {"intel-sycl-rt": wheels.runtime().version, "torch": version("torch")}
         RESULTS.write_text("".join(json.dumps(line) + "\n" for line in (about, *rows)))
     sys.exit(bool(wrong))

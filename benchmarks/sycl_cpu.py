@@ -22,7 +22,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from ipex_inductor.ops.sycl import Window, packed, packed_window
+from ipex_inductor.ops.sycl import Window, pack_kernel, pack_weight
 from ipex_inductor.templates.sycl import product
 from ipex_inductor.templates.sycl.calls import engines
 from ipex_inductor.templates.sycl.device import device_of
@@ -81,12 +81,12 @@ def linear(device, dtype, size, rounds):
     tile = tiles(CPU, word, *engines(device))[0]
     source = product.source(tile, CPU, "rows", word, word, RELU)
     x, weight = torch.randn(size, size).to(dtype), (torch.randn(size, size) / 32).to(dtype)
-    bias, ready = torch.randn(size).to(dtype), packed(weight)
+    bias, ready = torch.randn(size).to(dtype), pack_weight(weight)
     sides = {
         "torch": lambda: F.relu(F.linear(x, weight, bias)),
         "sycl": lambda: product.linear(device, source, tile, x, ready, size, bias),
         "sycl, packed each time": lambda: product.linear(
-            device, source, tile, x, packed(weight), size, bias
+            device, source, tile, x, pack_weight(weight), size, bias
         ),
     }
     checked(F.relu(F.linear(x.double(), weight.double(), bias.double())), **sides)
@@ -102,7 +102,7 @@ def conv(device, dtype, rounds):
     last = {"memory_format": torch.channels_last}
     x, weight = torch.randn(2, 64, 56, 56), torch.randn(64, 64, 3, 3) / 24
     x, weight = x.to(dtype).to(**last), weight.to(dtype).to(**last)
-    bias, ready = torch.randn(64).to(dtype), packed_window(weight, window)
+    bias, ready = torch.randn(64).to(dtype), pack_kernel(weight, window)
     sides = {
         "torch": lambda: F.relu(F.conv2d(x, weight, bias, padding=1)),
         "sycl": lambda: product.conv(device, source, tile, x, ready, 64, window, bias),
@@ -132,7 +132,7 @@ origin = device.load(source(CPU, device.facts["matrix"])).origin
 found = {origin: time.perf_counter() - begin}
 for name, arch in (("to SPIR-V", CPU), ("to SPIR-V for a matrix engine", "xe:12.60")):
     begin, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
-    worker.compiled(source(arch, arch != CPU), device.facts, native=False)
+    worker.compile_source(source(arch, arch != CPU), device.facts, native=False)
     found[name], after = time.perf_counter() - begin, getrusage(RUSAGE_CHILDREN)
     found[name + ", a core's"] = sum(after[n] - before[n] for n in (0, 1))
 print(json.dumps(found))

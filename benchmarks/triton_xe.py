@@ -227,7 +227,7 @@ def main():
     if given.write:
         command = "python benchmarks/triton_xe.py --triton PYTHON --write"
         about = {"date": time.strftime("%Y-%m-%d"), "command": command, "triton-xpu": triton}
-        about |= {"compiler": ocloc.named(), "torch": version("torch")}
+        about |= {"compiler": ocloc.compiler_name(), "torch": version("torch")}
         RESULTS.write_text("".join(json.dumps(line) + "\n" for line in (about, *rows)))
     sys.exit(bool(wrong))
 

@@ -20,7 +20,7 @@ import torch
 from cpu_kernels import keep
 
 import ipex_inductor
-from ipex_inductor.runtime.huge_pages import give_back
+from ipex_inductor.runtime.huge_pages import trim_heap
 from ipex_inductor.templates.tensor_reader import freed
 
 ARMS: dict[str, dict[str, Any]] = {
@@ -35,7 +35,7 @@ def measured(name: str, dtype: str, arm: str) -> dict[str, int]:
     """MiB of this process."""
     model, inputs = cpu_peer.made(name, getattr(torch, dtype), 1)
     gc.collect()
-    give_back()
+    trim_heap()
     before = _resident()
     fn = torch.compile(model, backend="ipex", options=ARMS[arm])
     with torch.no_grad():

@@ -32,7 +32,7 @@ log = decisions.log
 compat.register_log()
 compat.mend_fused_sgd()
 # Dynamo's registry imports this module when `torch.compile` is called.
-compat.around_next_compile(gc_pause.put_off, gc_pause.resume)
+compat.around_next_compile(gc_pause.postpone, gc_pause.resume)
 
 
 def compile_graph(
@@ -60,7 +60,7 @@ def compile_graph(
         CompilerNotFoundError: if a C++ compiler is needed and missing.
         UnsupportedTorchError: if this torch is not supported.
     """
-    with gc_pause.paused(), openmp.unbound():
+    with gc_pause.pause(), openmp.unbind():
         return _compile_or_fall_back(gm, example_inputs, mode, options)
 
 
@@ -74,7 +74,7 @@ def _compile_or_fall_back(
     config = resolve(mode, options, compat.inductor_option_types())
     request = Request(gm, example_inputs, config)
     _check_devices(request)
-    with progress.told(gm, example_inputs, config):
+    with progress.show_progress(gm, example_inputs, config):
         return _compile_request(request, untested)
 
 
@@ -152,13 +152,13 @@ def _compile_ours(
     from ipex_inductor.passes.weights.derived import collecting
 
     recording.note(request.gm, request.training)
-    request = outer.reattended(request, graph_report)
-    optimizer_step = _stepped(request, graph_report)
+    request = outer.rewrite_attention(request, graph_report)
+    optimizer_step = _compile_step(request, graph_report)
     if optimizer_step is not None:
         compat.tensors_unprinted()
         graph_report.publish()
         return optimizer_step
-    selected = kernel_selection.settled(request, graph_report)
+    selected = kernel_selection.select_kernels(request, graph_report)
     wrapped = request.wrapped_in_cpp() if in_cpp else request
     cache_folder = graph_cache.compiling(
         lambda level: (request if level else wrapped).key(selected, level=level),
@@ -178,13 +178,13 @@ def _compile_ours(
         )
         wrapping = compat.wrapping() if request.config.wrapped else nullcontext()
         with compat.no_early_workers() if hit else building, wrapping, collecting() as derived:
-            compiled = outer.compiled(request, selected, graph_report, folder)
+            compiled = outer.compile_request(request, selected, graph_report, folder)
     return with_plain_graph(compiled, derived, request, graph_report, _compile_plain_form)
 
 
 def _compile_plain_form(request: Request) -> Any:
     """Compile a graph that reads plain weights, outside of Dynamo."""
-    with gc_pause.paused(), openmp.unbound():
+    with gc_pause.pause(), openmp.unbind():
         return _compile_wrapped(request)
 
 
@@ -246,11 +246,11 @@ class Ahead:
         config = resolve(mode, dict(options or {}), compat.inductor_option_types())
         _check_rules(config)
         report = decisions.open_report()
-        return cls(outer.reattended(Request(gm, example_inputs, config), report), report)
+        return cls(outer.rewrite_attention(Request(gm, example_inputs, config), report), report)
 
     @cached_property
     def _selected_kernels(self) -> "dict[bytes, Selection]":
-        return kernel_selection.settled(self.request, self.report)
+        return kernel_selection.select_kernels(self.request, self.report)
 
     @property
     def runs_users_code(self) -> bool:
@@ -275,12 +275,12 @@ class Ahead:
         """
         off = compat.graph_caches_off()
         with decisions.about(self.report), off, graph_cache.spare():
-            outer.compiled(
+            outer.compile_request(
                 self.request, self._selected_kernels, self.report, None, compile_inner, join
             )
 
 
-def _stepped(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
+def _compile_step(request: Request, graph_report: decisions.GraphReport) -> "Launch | None":
     """Return an optimizer step as kernel launches, without AOT autograd and Inductor.
 
     None if the graph is no step, or for a reason in the report.

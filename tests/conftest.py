@@ -78,7 +78,7 @@ def _what_is_imported_is_no_garbage():
 def _what_is_frozen_is_not_counted():
     """It is much: a twentieth of a second in each compilation, which then leaves all as it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc_pause, "_settle", int)
+        patch.setattr(gc_pause, "_age_new_objects", int)
         yield
 
 

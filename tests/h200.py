@@ -10,7 +10,7 @@ from ipex_inductor import lowerings
 from ipex_inductor.lowerings.problem.workload import empty, function_of
 from ipex_inductor.lowerings.tune import compiling
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 NAME = "sm_90:NVIDIA-H200"
 
@@ -21,7 +21,7 @@ def code(function, inputs, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     lowerings.register()
     codes = []
-    with described_gpu.device(described("h200")), torch.no_grad():
+    with described_gpu.device(find_target("h200")), torch.no_grad():
         monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
         with FakeTensorMode(allow_non_fake_inputs=True):
             compiling.static(function, inputs(), {"fx_graph_cache": False})

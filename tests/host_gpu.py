@@ -241,17 +241,21 @@ class HostGpu:
 def installed(monkeypatch):
     """Optimizers that are fused step by it, whose tensors are of the host."""
     gpu = HostGpu()
-    look, begun, rates = plan_replay.again, planning._begun_step, launch_groups_cuda.rate_on
+    look, begun, rates = (
+        plan_replay.compare_tensors,
+        planning._begun_step,
+        launch_groups_cuda.rate_on,
+    )
 
     def batch(made, kernel, columns, group, step, first, looks):
         device, far = columns[0].device, planning._far(step, first)
         given = made, launch_groups_cuda.CountingBatch, kernel, device
         aligned = not any(t.data_ptr() % 16 for t in columns)
         if step is not None and gpu.has(step):
-            return planning._made(*given, aligned)
+            return planning._find_batch(*given, aligned)
         if looks and planning.is_whole(far):
-            return planning._made(*given, aligned, None if step is None else far)
-        return planning._made(
+            return planning._find_batch(*given, aligned, None if step is None else far)
+        return planning._find_batch(
             made, launch_groups_cuda.CudaBatch, kernel, device, aligned, group, far
         )
 

@@ -79,7 +79,7 @@ def _held_as(writing, number):
 
 @pytest.fixture(autouse=True)
 def _interpreted(monkeypatch):
-    monkeypatch.setattr(step_cuda, "loaded", Interpreted)
+    monkeypatch.setattr(step_cuda, "load_triton_kernel", Interpreted)
     monkeypatch.setattr(step_cuda, "Sent", Here)
     monkeypatch.setattr(step_cuda, "Room", Room)
     monkeypatch.setattr(step_cuda, "On", lambda device: nullcontext(0))

@@ -8,7 +8,7 @@ import torch
 import triton
 from rendered import source
 
-from ipex_inductor.ops.moments import SAMPLES, moments, sampled
+from ipex_inductor.ops.moments import SAMPLES, moments, sample_distance
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton.moments import SOURCE, TILE, Tile, constants
 
@@ -49,7 +49,7 @@ def close(partial, x, slack=64):
     """
     exact = x.double()
     variance, mean = torch.var_mean(exact, 0, correction=0)
-    samples = torch.arange(SAMPLES, device=x.device) * sampled(len(x))
+    samples = torch.arange(SAMPLES, device=x.device) * sample_distance(len(x))
     shift = exact[samples.clamp(max=len(x) - 1)].mean(0)
     squares = variance + (shift - mean).square()
     found, found_mean = moments(partial, len(x))
@@ -91,7 +91,7 @@ def extremes(device="cpu"):
     rows = 257 if device == "cpu" else 1031  # which an interpreter is slow with
     for dtype in DTYPES:
         x = numbers(rows, 24, dtype, 1e3, device)
-        x[torch.arange(SAMPLES) * sampled(len(x))] = 0
+        x[torch.arange(SAMPLES) * sample_distance(len(x))] = 0
         close(kernel(x, tile, 5), x)
         x = numbers(rows, 24, dtype, 1.0, device)
         x[0] = 6e4
@@ -102,7 +102,7 @@ def extremes(device="cpu"):
 
 def not_finite(device="cpu"):
     """Where torch's variance is NaN ours is, and where its mean is not finite ours is not."""
-    for row in (0, 3, sampled(130), 129):  # among the samples and not
+    for row in (0, 3, sample_distance(130), 129):  # among the samples and not
         x = numbers(130, 24, torch.float32, 1.0, device)
         x[row, 3], x[row, 4], x[row, 5], x[129, 5] = (
             *map(float, ("inf", "-inf", "inf")),

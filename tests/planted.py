@@ -125,7 +125,7 @@ def moment():
 
 
 def plant():
-    offered, begun = compiling.offered, compiling.begun
+    offered, begun = compiling.list_candidates, compiling.start_choice
     workers = Workers()
     usual = []  # lowered once: that takes longer than all that is done to it
 
@@ -143,7 +143,7 @@ def plant():
         wait = workers.compiled(getattr(harm, "harm_compiling", moment))
         return Begun(lambda given: harm(usual[0], given), wait, ())
 
-    compiling.offered, compiling.begun = with_harm, harmful
+    compiling.list_candidates, compiling.start_choice = with_harm, harmful
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def signature(operands, dtype, out=None):
 
 
 def stem(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.stem import arranged, runs
+    from ipex_inductor.ops.stem import runs, to_matrix
     from ipex_inductor.templates.triton import conv_small_channel
 
     last, tile, window = case["last"], conv_small_channel.Tile(*case["tile"]), weight.shape[2:]
@@ -82,13 +82,13 @@ def stem(x, weight, case, stride, padding, dilation):
     return (
         conv_small_channel.SOURCE,
         constants,
-        arranged(weight, runs(x.shape[1:], *around), last),
+        to_matrix(weight, runs(x.shape[1:], *around), last),
         blocks,
     )
 
 
 def stem_pool(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.stem import arranged, runs
+    from ipex_inductor.ops.stem import runs, to_matrix
     from ipex_inductor.templates.triton import conv_small_channel_pool
 
     last, tile, window = case["last"], conv_small_channel_pool.Tile(*case["tile"]), weight.shape[2:]
@@ -96,7 +96,7 @@ def stem_pool(x, weight, case, stride, padding, dilation):
     sizes = len(x), x.shape[1:], len(weight)
     constants = conv_small_channel_pool.constants(*sizes, *around, tile, biased=True, ptx=ptx)
     blocks = constants["BLOCKS"], -(-len(weight) // tile.BLOCK_N)
-    matrix = arranged(weight, runs(x.shape[1:], *around), last)
+    matrix = to_matrix(weight, runs(x.shape[1:], *around), last)
     return conv_small_channel_pool.SOURCE, constants, matrix, blocks
 
 
@@ -246,10 +246,10 @@ def binary(rendered, types, template, gpu, name="kernel", **constants):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from ipex_inductor.target.device import described
+    from ipex_inductor.target.device import find_target
     from ipex_inductor.templates.build.gpu import _module
 
-    target = described(gpu)
+    target = find_target(gpu)
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     with triton.knobs.cache.scope():
         return triton.compile(
@@ -299,9 +299,9 @@ PTXAS = 16  # bytes that it keeps for itself on sm_100, of no register
 
 def within_limits(made, gpu, spills=0):
     """It is machine code, whose registers and shared memory a multiprocessor has; as it says."""
-    from ipex_inductor.target.device import described
+    from ipex_inductor.target.device import find_target
 
-    target = described(gpu)
+    target = find_target(gpu)
     registers, spilled = usage(made)
     assert made.asm[BINARIES[target.kind]].startswith(b"\x7fELF")
     assert spilled <= max(spills, PTXAS * (target.arch == "sm_100")), f"{spilled} bytes spilled"
@@ -397,7 +397,7 @@ def error_of_weight(case, device="cpu"):
     import torch
 
     from ipex_inductor.ops.conv_weight import ALONE
-    from ipex_inductor.ops.stem import restored, runs, sides
+    from ipex_inductor.ops.stem import from_matrix, runs, sides
     from ipex_inductor.templates.build.gpu import _module
 
     dtype, weight = getattr(torch, case["dtype"]), case["weight"]
@@ -427,7 +427,7 @@ def error_of_weight(case, device="cpu"):
     warps = {} if device == "cpu" else {"num_warps": case["warps"]}
     _module(made)["kernel"][blocks](grad, x, grad, grad, out, **warps)
     found = runs(x.shape[1:], weight[2:], *around.values(), case["last"])
-    result = restored(out.double().sum(0).t(), found, weight[1], weight[2:], case["last"])
+    result = from_matrix(out.double().sum(0).t(), found, weight[1], weight[2:], case["last"])
     assert result.isfinite().all()
     return float((result - wanted).abs().max() / wanted.abs().max())
 

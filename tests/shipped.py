@@ -13,7 +13,7 @@ from ipex_inductor.lowerings.select import library
 from ipex_inductor.target import device
 
 TABLES = sorted(select.SHIPPED.glob("*.jsonl"))
-H200 = device.described("h200")
+H200 = device.find_target("h200")
 
 
 @functools.cache
@@ -31,7 +31,7 @@ def offered_on(gpu):
 def _offered_on(gpu, templates):
     """The same by that torch's templates, which is the one that is known."""
     ours = problems()
-    there = {encode(replace(p, arch=str(device.described(gpu)))): p for p in ours}
+    there = {encode(replace(p, arch=str(device.find_target(gpu)))): p for p in ours}
     offered = {key: [c.choice for c in library.calls(decode_problem(key))] for key in there}
     return offered, select.lookup([*map(encode, there.values())], None), there
 

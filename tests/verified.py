@@ -20,6 +20,6 @@ def verify(problem, calls):
     """Each through Inductor: no farther off than torch's own may be, and laid out as its result."""
     trial = tuner._trial(problem, torch.device("cuda"))
     for call in calls:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        run = compiling.compile_choice(problem, call.choice, trial.inputs)
+        found = measure.verify_candidate(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)

@@ -54,7 +54,7 @@ class CapturedCode(OutputCode):
         self.inner.set_triton_bundle(triton_bundle)
 
 
-def around(
+def wrap_code(
     inner: Any, report: decisions.GraphReport, static: tuple[int, ...], moving: tuple[int, ...]
 ) -> Any:
     """Return `inner` wrapped for capture, or `inner` itself with the reason in `report`.

@@ -171,7 +171,7 @@ class Calls:
         assert self._device is not None
         if self._written is not None:
             return self._try_next(self._device, inputs)
-        with compat.unanalysed() if _at_once.get() else contextlib.nullcontext():
+        with compat.skip_op_analysis() if _at_once.get() else contextlib.nullcontext():
             if _at_once.get():
                 for _ in range(WARM_UP):
                     self._call([*inputs])

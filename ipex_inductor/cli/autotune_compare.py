@@ -68,7 +68,7 @@ def autotune_compare(
         if as_json:
             say_json(facts(result))
         else:
-            say(*shown(result, len(result.rows) if everything else ROWS))
+            say(*format_comparison(result, len(result.rows) if everything else ROWS))
     raise typer.Exit(result.exit().value)
 
 
@@ -87,7 +87,7 @@ def _write_page(
     rows = result.rows[:count]
     keys = {row.key for row in rows}
     a, b = (details(map(of_any, side) if cross else side, keys) for side in sides)
-    names = [words.plain(", ".join(map(str, side.sources))) for side in sides]
+    names = [words.replace_unprintable(", ".join(map(str, side.sources))) for side in sides]
     lines = summary(result)
     if len(result.rows) > count:
         lines.append(f"here are the first {count} of {len(result.rows)} problems (--all)")
@@ -109,7 +109,7 @@ def facts(result: Comparison) -> dict[str, Any]:
     }
 
 
-def shown(result: Comparison, rows: int) -> list[Any]:
+def format_comparison(result: Comparison, rows: int) -> list[Any]:
     """Return the first rows as a table, the number of rows left out, and the summary lines."""
     table = Listing("problem", "verdict", "A", "B", number("B/A"), number("noise"))
     for row in result.rows[:rows]:

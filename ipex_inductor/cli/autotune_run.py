@@ -98,7 +98,7 @@ def _target(device: Device, arch: str | None) -> str:
     from ipex_inductor.target import device as target
 
     current = str(target.current(device.value))
-    if arch is not None and current != str(target.described(arch)):
+    if arch is not None and current != str(target.find_target(arch)):
         raise DeviceError(
             f"target {arch}", current, "Run this on that device, or leave out --arch."
         )
@@ -153,12 +153,12 @@ def _source(
         device: the device of the problems; anything but a CPU takes one GPU per worker.
     """
     from ipex_inductor.autotune import fleet
-    from ipex_inductor.lowerings.select.selection import COMMAND, here
+    from ipex_inductor.lowerings.select.selection import COMMAND, tune_locally
 
     if engine is Engine.LOCAL:
-        return here(pending, budget)
+        return tune_locally(pending, budget)
     gpus = int(device is not Device.CPU)
-    return fleet.measured(
+    return fleet.measure_problems(
         pending, budget, COMMAND, gpus=gpus, cpus=_threads(pending), address=address
     )
 
@@ -173,11 +173,11 @@ def _collect_outcomes(
     source: Iterable[Tuned], count: int, folder: Path
 ) -> tuple[list[Tuned], bool]:
     """Return the outcomes of all problems, and whether Ctrl-C stopped the run before the end."""
-    from ipex_inductor.lowerings.select.selection import tuned
+    from ipex_inductor.lowerings.select.selection import store_results
 
     done: list[Tuned] = []
     try:
-        for outcome in _with_progress(tuned(source, folder), count):
+        for outcome in _with_progress(store_results(source, folder), count):
             done.append(outcome)
     except KeyboardInterrupt:
         return done, True
@@ -206,8 +206,10 @@ def _say(rows: Sequence[_Row], folder: Path, known_count: int) -> None:
         best = selection and selection.best
         library = selection and selection.library
         table.add_row(
-            words.plain(words.problem(problem)),
-            words.plain(words.choice(best.choice) if best else reason or "nothing runs"),
+            words.replace_unprintable(words.problem(problem)),
+            words.replace_unprintable(
+                words.choice(best.choice) if best else reason or "nothing runs"
+            ),
             f"{best.p50:.4g}" if best else "",
             f"{library.p50:.4g}" if library else "",
         )

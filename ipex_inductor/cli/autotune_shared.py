@@ -15,7 +15,7 @@ from rich.console import Console
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.foreign import Imported
 from ipex_inductor.autotune.merging import Merged
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.reporting.listing import show
 
@@ -53,7 +53,7 @@ def say_reasons(what: str, reasons: Sequence[str]) -> None:
     if reasons:
         print(f"{len(reasons)} {what} refused:", file=sys.stderr)
         for reason in reasons[:REFUSALS]:
-            print(f"  {plain(reason)}", file=sys.stderr)
+            print(f"  {replace_unprintable(reason)}", file=sys.stderr)
         if len(reasons) > REFUSALS:
             print(f"  and {len(reasons) - REFUSALS} more", file=sys.stderr)
 

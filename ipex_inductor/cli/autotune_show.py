@@ -115,7 +115,7 @@ def _table(lines: Iterable[Line]) -> Any:
         )
         mark, p50 = ("best" if line.best else "", line.p50) if line.p50 else unmeasured
         cells = (
-            "; ".join([words.choice(line.choice), *map(words.plain, line.reasons)]),
+            "; ".join([words.choice(line.choice), *map(words.replace_unprintable, line.reasons)]),
             *map(_microseconds, (line.p20, p50, line.p80)),
             "" if line.noise is None else f"{line.noise:.2%}",
             "" if line.error is None else f"{line.error:.1e}",

@@ -10,7 +10,7 @@ from ipex_inductor import compat
 from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts
 from ipex_inductor.cli.demo_measure import fp64_output, time_rounds
 from ipex_inductor.errors import IpexError
-from ipex_inductor.inspection.capture_reports import compiled, unchanged
+from ipex_inductor.inspection.capture_reports import compile_reporting, restore_tensors
 from ipex_inductor.passes.attention import masks
 from ipex_inductor.passes.joint import RULE_NAMES
 from ipex_inductor.passes.layout import channels_last
@@ -104,7 +104,7 @@ class Trial:
         whole, less = (self._compile(parts, [])[0] for parts in (Parts(), off))
         calls = {"whole": lambda: whole(*self._inputs), "less": lambda: less(*self._inputs)}
         tensors = _tensors((self._inputs, list(self._model.parameters())))
-        with torch.no_grad(), unchanged(list(self._model.buffers())):
+        with torch.no_grad(), restore_tensors(list(self._model.buffers())):
             times = time_rounds(calls, seconds, tensors[0].device)
         return float(times["whole"]["min_ms"] / times["less"]["min_ms"])
 
@@ -116,20 +116,22 @@ class Trial:
         if off is None:
             run = torch.compile(self._model, mode=self._mode)
         else:
-            run = compiled(self._model, reports, mode=self._mode, options=options_without(off))
+            run = compile_reporting(
+                self._model, reports, mode=self._mode, options=options_without(off)
+            )
         with compat.graph_caches_off():
             return run, self._call(run)
 
     def _call(self, run: Callable[..., Any]) -> Any:
         buffers = list(self._model.buffers())
-        with torch.no_grad(), unchanged(buffers):
+        with torch.no_grad(), restore_tensors(buffers):
             torch.manual_seed(0)
             return _clone_tensors(run(*_clone_tensors(self._inputs)))
 
     def _reference(self) -> Any:
         """Return the result in float64, or None for a model that cannot be run in it."""
         try:
-            with torch.no_grad(), unchanged([]):
+            with torch.no_grad(), restore_tensors([]):
                 torch.manual_seed(0)
                 return fp64_output(self._model, self._inputs)
         except Exception as error:

@@ -8,7 +8,7 @@ import typer
 from ipex_inductor.aot_cache import use
 from ipex_inductor.aot_cache.quota import Swept, quota_of, sweep
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
-from ipex_inductor.cli.cache_shared import InFolder, opened, readable, size
+from ipex_inductor.cli.cache_shared import InFolder, open_folder, readable, size
 
 
 def cache_gc(
@@ -29,7 +29,7 @@ def cache_gc(
     limit = use.quota() if quota is None else quota_of(quota)
     try:
         with readable():
-            swept = sweep(opened(folder), limit)
+            swept = sweep(open_folder(folder), limit)
     except FileNotFoundError:
         swept = Swept(0, 0, 0, 0)
     if as_json:

@@ -5,9 +5,9 @@ from typing import Any
 from rich.text import Text
 
 from ipex_inductor.aot_cache.survey import Found, survey
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.cli.autotune_shared import ROWS, AsJson, Everything, say, say_json
-from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable, size
+from ipex_inductor.cli.cache_shared import InFolder, date, open_folder, readable, size
 from ipex_inductor.reporting.listing import Listing, number
 
 
@@ -16,7 +16,7 @@ def cache_ls(
 ) -> None:
     """List every entry, the last used first. Use is noted hourly; bytes are not verified."""
     with readable():
-        entries = list(survey(opened(folder)))
+        entries = list(survey(open_folder(folder)))
     if as_json:
         say_json({"entries": [_facts(entry) for entry in entries]})
         return
@@ -24,7 +24,9 @@ def cache_ls(
     heading = "made with, or why it is bad"
     table = Listing("entry", "kind", "for", number("size"), "last used", heading)
     for entry in shown:
-        table.add_row(*(Text(plain(cell)) for cell in (entry.file.name[:12], *_words(entry))))
+        table.add_row(
+            *(Text(replace_unprintable(cell)) for cell in (entry.file.name[:12], *_words(entry)))
+        )
     say(table)
     if len(entries) > len(shown):
         say(f"and {len(entries) - len(shown)} more (--all)")

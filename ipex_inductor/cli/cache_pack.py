@@ -8,7 +8,13 @@ import typer
 
 from ipex_inductor.aot_cache.packing import pack
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json, say_reasons
-from ipex_inductor.cli.cache_shared import InFolder, bundle_facts, bundle_line, opened, readable
+from ipex_inductor.cli.cache_shared import (
+    InFolder,
+    bundle_facts,
+    bundle_line,
+    open_folder,
+    readable,
+)
 
 _KEY = "The private key to sign with; `cache trust new` makes one."
 
@@ -43,7 +49,7 @@ def cache_pack(
         )
 
     with readable():
-        done = pack(opened(folder), out, name or out.stem, is_selected, key, serial)
+        done = pack(open_folder(folder), out, name or out.stem, is_selected, key, serial)
     say_reasons("entries", [f"{entry}: {why}" for entry, why in done.refused.items()])
     if as_json:
         say_json(bundle_facts(out, done.manifest) | {"refused": dict(done.refused)})

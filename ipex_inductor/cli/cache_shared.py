@@ -14,7 +14,7 @@ from ipex_inductor.aot_cache.folder import Folder, RefusedError
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.aot_cache.merging import merge
 from ipex_inductor.aot_cache.store import Store, default_folder
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.cli.autotune_shared import say, say_json, say_reasons
 from ipex_inductor.errors import ArgumentError
 
@@ -31,7 +31,7 @@ AllowOlder = Annotated[
 ]
 
 
-def opened(path: Path | None) -> Folder:
+def open_folder(path: Path | None) -> Folder:
     """Return the folder of entries to look at: `path`, or the default folder."""
     return Folder(path or default_folder(), "ours")
 
@@ -83,7 +83,7 @@ def merge_into(folder: Path | None, sources: Iterable[Folder | Bundle], as_json:
 def bundle_line(path: Path, manifest: Manifest) -> str:
     """Return one line that describes a bundle."""
     held = f"{len(manifest.entries)} entries ({size(manifest.size)})"
-    return f"{path}: {plain(manifest.name)} {manifest.serial}, {held}"
+    return f"{path}: {replace_unprintable(manifest.name)} {manifest.serial}, {held}"
 
 
 def bundle_facts(path: Path, manifest: Manifest) -> dict[str, Any]:

@@ -4,21 +4,21 @@ from collections import Counter
 
 from ipex_inductor.aot_cache import use
 from ipex_inductor.aot_cache.survey import survey
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
-from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable, size
+from ipex_inductor.cli.cache_shared import InFolder, date, open_folder, readable, size
 from ipex_inductor.reporting.listing import Listing, number
 
 
 def cache_stats(folder: InFolder = None, as_json: AsJson = False) -> None:
     """Count entries and bytes, in all and by kind; show first and last use and temporary files."""
-    cache_dir = opened(folder)
+    cache_dir = open_folder(folder)
     with readable():
         entries_found = list(survey(cache_dir))
         temporary = [*cache_dir.files(".tmp"), *cache_dir.files(".lock")] if entries_found else []
     entries, held = Counter[str](), Counter[str]()
     for entry in entries_found:
-        kind = plain(str(entry.key.get("kind", "unreadable")))
+        kind = replace_unprintable(str(entry.key.get("kind", "unreadable")))
         entries[kind] += 1
         held[kind] += entry.file.size
     use_times, quota = [entry.file.used for entry in entries_found], use.quota()

@@ -15,6 +15,6 @@ def cache_trust_rm(name: Annotated[str, typer.Argument(help="What you call it.")
     The serial number of its newest accepted bundle is remembered.
     """
     if not trust.remove(name):
-        names = ", ".join(trust.trusted()) or "none"
+        names = ", ".join(trust.trusted_keys()) or "none"
         raise ArgumentError("the name of a trusted key", repr(name), f"There are: {names}.")
     say(f"{name} is not trusted any more")

@@ -11,9 +11,9 @@ from rich.text import Text
 from ipex_inductor.aot_cache.comparing import SIGNS
 from ipex_inductor.aot_cache.folder import RefusedError
 from ipex_inductor.aot_cache.survey import Found, survey
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.cli.autotune_shared import AsJson, say, say_json
-from ipex_inductor.cli.cache_shared import InFolder, opened, readable, size
+from ipex_inductor.cli.cache_shared import InFolder, open_folder, readable, size
 from ipex_inductor.cli.demo_models import Device
 from ipex_inductor.cli.model_options import load_model
 from ipex_inductor.errors import ArgumentError
@@ -52,7 +52,7 @@ def _read_all(folder: Path | None, as_json: bool) -> int:
     """Verify every entry, print the bad ones, and return the exit code."""
     with readable():
         try:
-            entries, why = list(survey(opened(folder), whole=True)), ""
+            entries, why = list(survey(open_folder(folder), whole=True)), ""
         except RefusedError as error:
             entries, why = [], str(error)
     bad = [entry for entry in entries if entry.why]
@@ -63,8 +63,8 @@ def _read_all(folder: Path | None, as_json: bool) -> int:
         say_json(good | {"refused": why, "bad": [_facts(entry) for entry in bad], "code": code})
     else:
         say(
-            *(plain(f"{entry.file.name}: {entry.why}") for entry in bad),
-            *filter(None, [plain(why)]),
+            *(replace_unprintable(f"{entry.file.name}: {entry.why}") for entry in bad),
+            *filter(None, [replace_unprintable(why)]),
         )
         held = size(sum(entry.file.size for entry in entries))
         say(f"{len(entries) - len(bad)} of {len(entries)} entries are good ({held})")
@@ -96,9 +96,9 @@ def _compile_again(name: str, as_json: bool) -> int:
     table = Listing("entry", number("sources"), "generated again")
     for graph in compared:
         why = "\n".join(graph.differing) or "the same"
-        table.add_row(*map(Text, (graph.entry[:12], str(graph.sources), plain(why))))
+        table.add_row(*map(Text, (graph.entry[:12], str(graph.sources), replace_unprintable(why))))
     for why in missing:
-        table.add_row("none", "", Text(plain(f"not compared: {why}")))
+        table.add_row("none", "", Text(replace_unprintable(f"not compared: {why}")))
     say(
         table,
         f"compared are {', '.join(SIGNS)} without comments; no two objects or pickles are equal",

@@ -6,9 +6,9 @@ from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import Folder, RefusedError
 from ipex_inductor.aot_cache.graphs import KIND
 from ipex_inductor.aot_cache.survey import Found, survey
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.cli.autotune_shared import ROWS, AsJson, Everything, say, say_json
-from ipex_inductor.cli.cache_shared import InFolder, date, opened, readable
+from ipex_inductor.cli.cache_shared import InFolder, date, open_folder, readable
 from ipex_inductor.reporting.listing import Listing
 
 
@@ -16,7 +16,7 @@ def cache_why(
     folder: InFolder = None, everything: Everything = False, as_json: AsJson = False
 ) -> None:
     """Show how each compiled graph differed from the nearest cached one, last used first."""
-    cache_dir = opened(folder)
+    cache_dir = open_folder(folder)
     with readable():
         graphs = [entry for entry in survey(cache_dir) if entry.key.get("kind") == KIND]
     shown = graphs if everything or as_json else graphs[:ROWS]
@@ -27,7 +27,7 @@ def cache_why(
     table = Listing("entry", "last used", "compiled because")
     for entry, why in rows:
         cells = entry.file.name[:12], date(entry.file.used), why
-        table.add_row(*(Text(plain(cell)) for cell in cells))
+        table.add_row(*(Text(replace_unprintable(cell)) for cell in cells))
     say(table)
     if len(graphs) > len(shown):
         say(f"and {len(graphs) - len(shown)} more (--all)")

@@ -91,7 +91,7 @@ def _remote(remote: Remote) -> Finding:
 
 def _check_trusted_keys() -> Finding:
     try:
-        names = list(trust.trusted())
+        names = list(trust.trusted_keys())
     except (UntrustedError, KeyFileError) as error:
         return "fail", error.came, error.todo
     return "ok", ", ".join(names) or "none; signed bundles need `ipex-inductor cache trust add`", ""

@@ -11,14 +11,14 @@ import typer
 from rich.text import Text
 
 from ipex_inductor.autotune.fleet import spread
-from ipex_inductor.autotune.words import plain
+from ipex_inductor.autotune.words import replace_unprintable
 from ipex_inductor.cli.autotune_run import Engine
 from ipex_inductor.cli.autotune_shared import say, say_json, say_reasons
 from ipex_inductor.cli.cache_shared import bundle_facts, bundle_line, size
 from ipex_inductor.cli.demo_models import MODELS, Device
 from ipex_inductor.cli.model_options import AsJson, Batch, Mode, Precision, load_model
 from ipex_inductor.cli.prebuild_inputs import examples
-from ipex_inductor.cli.prebuild_jobs import Asked, Job, done, done_elsewhere
+from ipex_inductor.cli.prebuild_jobs import Asked, Job, prebuild_example, prebuild_example_remotely
 from ipex_inductor.errors import CompilerNotFoundError, DeviceError, OptionError, TargetError
 from ipex_inductor.reporting.listing import Listing, number
 
@@ -105,13 +105,13 @@ def _targets(archs: Sequence[str]) -> "list[Target]":
     A name that is an architecture alone becomes the first such target of the table, which is
     reported.
     """
-    from ipex_inductor.target.device import described, first_of
+    from ipex_inductor.target.device import find_target, first_of
 
     targets = []
     for name in archs:
         if first := first_of(name):
             print(f"--arch {name}: for {first}, the first of that architecture", file=sys.stderr)
-        targets.append(first or described(name))
+        targets.append(first or find_target(name))
     return targets
 
 
@@ -176,7 +176,7 @@ def _prebuild_all(
     names = [example.name for example in examples]
     with _progress(len(jobs)) as count:
         if engine is Engine.RAY:
-            for job, prebuilt in spread(jobs, done_elsewhere, address):
+            for job, prebuilt in spread(jobs, prebuild_example_remotely, address):
                 count(f"{names[job.number]} for {job.label}", 1)
                 yield (job.label, names[job.number]), prebuilt
             return
@@ -185,7 +185,7 @@ def _prebuild_all(
             try:
                 yield (
                     (job.label, names[job.number]),
-                    done(examples[job.number], targets[job.label], request.mode),
+                    prebuild_example(examples[job.number], targets[job.label], request.mode),
                 )
             except (CompilerNotFoundError, DeviceError, OptionError, TargetError):
                 raise  # these errors hold for all jobs
@@ -211,7 +211,7 @@ def _progress(count: int) -> "Iterator[Any]":
         task = progress.add_task("", total=count)
 
         def advance(what: str, finished: int) -> None:
-            progress.update(task, advance=finished, description=plain(what)[:60])
+            progress.update(task, advance=finished, description=replace_unprintable(what)[:60])
 
         yield advance
 
@@ -287,13 +287,19 @@ def _facts(place: Place, result: "Prebuilt | str") -> dict[str, Any]:
 
 def _show_gate(model: str, result: "Prebuilt") -> None:
     """Print the figures of each SYCL kernel's binary, and whether it meets its promises."""
-    say(plain(f"{result.target}: {model}: kernels in SYCL; native code: {result.native}"))
+    say(
+        replace_unprintable(
+            f"{result.target}: {model}: kernels in SYCL; native code: {result.native}"
+        )
+    )
     figures = ("lanes", "registers", "local", "spilled", "private")
     table = Listing("kernel", *map(number, figures), "engine", "gate")
     for row in result.gate:
         cells = [row["name"], *(str(row.get(f, "")) for f in figures)]
         engine = {"True": "yes", "False": "no"}.get(str(row.get("engine")), "")
-        table.add_row(*(Text(plain(c)) for c in (*cells, engine, row["wrong"] or "ok")))
+        table.add_row(
+            *(Text(replace_unprintable(c)) for c in (*cells, engine, row["wrong"] or "ok"))
+        )
     say(table)
 
 
@@ -326,8 +332,8 @@ def _show(built: "Mapping[Place, Prebuilt | str]", missing: dict[Place, list[str
                 f"{result.seconds:.1f}",
                 ", ".join(f"{source} {n}" for source, n in facts["chosen_by"].items()),
             ]
-        table.add_row(*(Text(plain(cell)) for cell in cells))
+        table.add_row(*(Text(replace_unprintable(cell)) for cell in cells))
     say(table)
     for (label, name), reasons in missing.items():
         for reason in reasons:
-            say(plain(f"missing for {label}: {name}: {reason}"))
+            say(replace_unprintable(f"missing for {label}: {name}: {reason}"))

@@ -47,7 +47,7 @@ def examples(
 
     torch_dtype = getattr(torch, DTYPES[dtype]) if dtype else None
     examples_found = [
-        example.as_asked(torch_dtype, train) for example in _load_examples(model, batch)
+        example.with_mode(torch_dtype, train) for example in _load_examples(model, batch)
     ]
     if shapes or record:  # these replace the inputs that the function returned
         examples_found = [

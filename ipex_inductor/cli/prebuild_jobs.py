@@ -39,15 +39,17 @@ class Job:
     label: str
 
 
-def done_elsewhere(job: Job) -> "Prebuilt":
+def prebuild_example_remotely(job: Job) -> "Prebuilt":
     """Return the prebuilt example in a worker process that reads the examples anew."""
-    from ipex_inductor.target.device import described
+    from ipex_inductor.target.device import find_target
 
     os.chdir(job.asked.folder)
-    return done(_examples(job.asked)[job.number], described(job.label), job.asked.mode)
+    return prebuild_example(
+        _examples(job.asked)[job.number], find_target(job.label), job.asked.mode
+    )
 
 
-def done(example: "Example", target: "Target", mode: str | None) -> "Prebuilt":
+def prebuild_example(example: "Example", target: "Target", mode: str | None) -> "Prebuilt":
     """Return the prebuilt example; raise what `graphs.prebuild` raises."""
     from ipex_inductor.prebuild import graphs, sycl
 

@@ -43,7 +43,7 @@ def _not_lazy(config: Any) -> Any:
     return dataclasses.replace(config, force_non_lazy_backward_lowering=True)
 
 
-def unanalysed() -> contextlib.AbstractContextManager[Any]:
+def skip_op_analysis() -> contextlib.AbstractContextManager[Any]:
     """Skip AOT autograd's check of custom ops for the calls inside, if that mode is on.
 
     A graph's first call is under that mode, which costs some Python per op. For torch's ops and

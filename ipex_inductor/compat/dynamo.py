@@ -116,7 +116,7 @@ def tensors_unprinted() -> None:
 
 
 @contextlib.contextmanager
-def uncounted() -> Iterator[None]:
+def restore_counters() -> Iterator[None]:
     """Restore torch's counters at the end to their values at the beginning."""
     from torch._dynamo.utils import counters
 
@@ -158,7 +158,7 @@ def dynamo_unchanged() -> Iterator[list[Any]]:
         "accumulated_recompile_limit": 1 << 16,
     }
     try:
-        with uncounted(), config.patch(patches):
+        with restore_counters(), config.patch(patches):
             yield breaks
     finally:
         handle.remove()

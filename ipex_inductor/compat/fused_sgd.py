@@ -30,7 +30,7 @@ def skips_vectors() -> bool:
         return bool(param.any())
 
 
-def mended(param: Any) -> bool:
+def needs_mended_sgd(param: Any) -> bool:
     """Return whether `mended_sgd` has to step this parameter."""
     low = isinstance(param, Tensor) and param.dtype in LOW and param.device.type == "cpu"
     return low and skips_vectors()
@@ -109,7 +109,9 @@ def mend_fused_sgd() -> None:
         has_sparse_grad: bool,
         **options: Any,
     ) -> None:
-        affected = [] if has_sparse_grad else [n for n, p in enumerate(params) if mended(p)]
+        affected = (
+            [] if has_sparse_grad else [n for n, p in enumerate(params) if needs_mended_sgd(p)]
+        )
         unaffected = [n for n in range(len(params)) if n not in {*affected}]
         first = bool(options["momentum"]) and all(b is None for b in momentum_buffer_list)
         if unaffected:

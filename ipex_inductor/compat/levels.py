@@ -55,7 +55,7 @@ def vectors(names: tuple[str, ...], onednn: Mapping[str, bool]) -> Iterator[None
 
 
 @contextlib.contextmanager
-def named_alike(flags: str, compiler: str) -> Iterator[None]:
+def use_portable_names(flags: str, compiler: str) -> Iterator[None]:
     """Give C++ equal names whatever the locations of torch and Python, and whatever the compiler.
 
     Use it inside `vectors`.

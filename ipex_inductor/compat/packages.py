@@ -12,7 +12,7 @@ from ipex_inductor.compat.inductor import plain_decompositions
 from ipex_inductor.compat.levels import compiles_for_levels
 
 
-def exported(
+def export_model(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Any, torch.fx.GraphModule]:
     """Return torch.export's program of a model, and its graph with parameters as attributes."""

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 LISTS_TEMPLATES: dict[str, Any] = {"max_autotune_gemm": True}
 
 
-def reattended(request: Request, graph_report: decisions.GraphReport | None = None) -> Request:
+def rewrite_attention(
+    request: Request, graph_report: decisions.GraphReport | None = None
+) -> Request:
     """Return the request with attention rewritten for SDPA kernels; cache keys come from it."""
     from ipex_inductor.passes.engine.source import attentions
 
@@ -33,18 +35,18 @@ def reattended(request: Request, graph_report: decisions.GraphReport | None = No
 
     report = graph_report or decisions.GraphReport()
     off, as_eager = request.config.rules_off, bool(request.option("fallback_random"))
-    names = grouped_queries.found(request.gm.graph, report, off)
+    names = grouped_queries.find_shared_keys(request.gm.graph, report, off)
     if names:
         grouped = functools.partial(grouped_queries.change, names=names)
-        request = replace(request, gm=inner.copied(request.gm, grouped))
-    calls = masks.found(request.gm.graph, as_eager, report, off)
+        request = replace(request, gm=inner.copy_graph(request.gm, grouped))
+    calls = masks.find_changes(request.gm.graph, as_eager, report, off)
     if calls:
         unmasked = functools.partial(masks.change, calls=calls)
-        request = replace(request, gm=inner.copied(request.gm, unmasked))
+        request = replace(request, gm=inner.copy_graph(request.gm, unmasked))
     return request
 
 
-def compiled(
+def compile_request(
     request: Request,
     selected: "Mapping[bytes, Selection]",
     graph_report: decisions.GraphReport,
@@ -84,7 +86,7 @@ def compiled(
     patches |= {"joint_custom_pre_pass": joint, "joint_custom_post_pass": strides}
     captures = request.may_capture and not packaged
     inner_compile = functools.partial(
-        inner.compiled,
+        inner.compile_graph,
         prologue,
         captures,
         request.config,
@@ -117,7 +119,7 @@ def _replace_fused_sgd(request: Request, graph_report: decisions.GraphReport) ->
         if node.target is not torch._fused_sgd_:
             return False
         params: Any = node.args[0]
-        return any(compat.mended(param.meta.get("example_value")) for param in params)
+        return any(compat.needs_mended_sgd(param.meta.get("example_value")) for param in params)
 
     def change(graph: torch.fx.Graph) -> None:
         for node in graph.nodes:
@@ -126,7 +128,7 @@ def _replace_fused_sgd(request: Request, graph_report: decisions.GraphReport) ->
     if not any(map(is_affected, request.gm.graph.nodes)):
         return request
     graph_report.add("fired", "fused SGD", "torch's kernel stores no whole vectors of 16 bits")
-    return replace(request, gm=inner.copied(request.gm, change))
+    return replace(request, gm=inner.copy_graph(request.gm, change))
 
 
 def _register(request: Request) -> None:

@@ -21,7 +21,7 @@ from ipex_inductor.aot_cache import default_store, graphs, workroom
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.env_fingerprint import environment, triton_settings
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
-from ipex_inductor.aot_cache.toolkit import ONEDNN, compiler, compiler_named, version_of
+from ipex_inductor.aot_cache.toolkit import ONEDNN, compiler, compiler_identity, version_of
 from ipex_inductor.compiler import timed_kernels
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import x86_levels
@@ -35,7 +35,7 @@ _looked_for: ContextVar[list[graphs.GraphFiles] | None] = ContextVar("looked_for
 
 
 @contextlib.contextmanager
-def looked_for() -> Iterator[list[graphs.GraphFiles]]:
+def collect_files() -> Iterator[list[graphs.GraphFiles]]:
     """Collect the files of each graph that this thread compiles inside the block."""
     files: list[graphs.GraphFiles] = []
     token = _looked_for.set(files)
@@ -99,12 +99,12 @@ class Folder:
         if self.level is None:
             yield
             return
-        named = compat.named_alike(self.level.arch, compiler() or "g++")
-        with x86_levels.described(self.level), named:
+        named = compat.use_portable_names(self.level.arch, compiler() or "g++")
+        with x86_levels.target_level(self.level), named:
             yield
 
     @contextlib.contextmanager
-    def entered_late(self) -> Iterator[None]:
+    def enter_late(self) -> Iterator[None]:
         """Enter the folder for a backward graph, which AOT autograd saves after compiling."""
         until_saved = contextlib.ExitStack()
         until_saved.enter_context(self.entered())
@@ -138,7 +138,7 @@ def compiling(
             if compat.caches_forbidden():
                 folder = Folder(None, before_waiting)
             else:
-                key, level, other_keys = _which(make_key, served())
+                key, level, other_keys = _find_key(make_key, served())
                 folder = Folder(key, before_waiting, text(), level, other_keys)
         except (OSError, TypeError) as error:
             reason = f"cannot create a folder for Inductor's files: {error}"
@@ -154,7 +154,7 @@ def compiling(
     report.add("cache", folder.files.outcome, folder.files.reason + wide)
 
 
-def _which(
+def _find_key(
     make_key: Callable[[Level | None], Key], served: Sequence[Level]
 ) -> tuple[Key, Level | None, tuple[Key, ...]]:
     """Return the key of a graph, its x86-64 level (None: this CPU), and keys that have no entry."""
@@ -201,12 +201,16 @@ def key_of(
     """
     on_gpu = any(device.type != "cpu" for device in devices)
     on_cpu = any(device.type == "cpu" for device in devices)
-    changed = {f"torch._inductor.config.{k}": said(v) for k, v in compat.inductor_changes().items()}
+    changed = {
+        f"torch._inductor.config.{k}": option_text(v) for k, v in compat.inductor_changes().items()
+    }
     return Key(
         kind=kind,
         source=source_digest(),
         tables=(),
-        options=pairs({**identity, **{name: said(value) for name, value in options.items()}}),
+        options=pairs(
+            {**identity, **{name: option_text(value) for name, value in options.items()}}
+        ),
         problem=pairs(problem),
         architecture=level.arch if level else " and ".join(sorted(map(_architecture_of, devices))),
         toolkit=(("c++", "any"), *_toolkit(False)) if level else _toolkit(on_cpu),
@@ -228,7 +232,7 @@ def _architecture_of(device: torch.device) -> str:
     return target.arch if device.type == "cpu" else str(target)
 
 
-def said(value: object) -> str:
+def option_text(value: object) -> str:
     """Return the value of an option as text that is equal in every process."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else repr(value)
 
@@ -318,6 +322,6 @@ def onednn() -> str:
 def _toolkit(on_cpu: bool = True) -> Pairs:
     if not on_cpu:
         return pairs({"python": ".".join(platform.python_version_tuple()[:2])})
-    tools = {"c++": compiler_named(), "cpu": instructions(), "python": platform.python_version()}
+    tools = {"c++": compiler_identity(), "cpu": instructions(), "python": platform.python_version()}
     version = onednn()  # generated code may call its primitives
     return pairs(tools | ({"onednn": version} if version else {}))

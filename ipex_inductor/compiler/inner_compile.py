@@ -30,7 +30,7 @@ LEARNING = (compat.lower_inner, compat.read_inner)
 log = decisions.log
 
 
-def compiled(
+def compile_graph(
     prologue: bool,
     captures: bool,
     config: CompileConfig,
@@ -81,21 +81,21 @@ def compiled(
         return compiler(gm, example_inputs, **kwargs)
     compat.check_has_cpp(gm)
     wrap = _find_capture_wrapper(gm, example_inputs, kwargs, graph_report) if captures else None
-    late = folder.entered_late() if folder and kwargs.get("is_backward") else nullcontext()
+    late = folder.enter_late() if folder and kwargs.get("is_backward") else nullcontext()
     watches = config.autotune == "inductor"
 
     def compile_with(graph: Any, choices: "dict[bytes, Choice]") -> "tuple[Any, Choosing]":
-        from ipex_inductor.lowerings.pointwise.channel_tiles import tiled
+        from ipex_inductor.lowerings.pointwise.channel_tiles import use_channel_tiles
         from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
 
         choosing_state = Choosing(choices, leaves=may_time, watches=watches)
         checked = compat.reinplacing_checked(functools.partial(in_place.unsafe, graph_report))
-        tiles = tiled(config.rules_off, graph_report)
+        tiles = use_channel_tiles(config.rules_off, graph_report)
         with choosing(choosing_state), tiles, checked, compat.stores_in_blocks():
             return compiler(graph, example_inputs, **kwargs), choosing_state
 
     backward = bool(kwargs.get("is_backward"))
-    with late, progress.told(gm, example_inputs, config, backward):
+    with late, progress.show_progress(gm, example_inputs, config, backward):
         report_args = backward, config.strict, graph_report
         inner, choosing_state, why_not = _compile_by_choices(
             compile_with, gm, selected, *report_args
@@ -202,7 +202,7 @@ def _compile_by_choices(
     ways = [("", choices), ("the library's kernels", proven)][: 1 + (proven != choices)]
     if backward and any(map(lowerings.is_ours, gm.graph.nodes)):
         ways.append((AS_WRITTEN, proven))
-    graphs = [gm, *(copied(gm) for _ in ways[1:])]  # a compilation changes its graph
+    graphs = [gm, *(copy_graph(gm) for _ in ways[1:])]  # a compilation changes its graph
     why_not = "is not offered here"
     for graph, (instead, chosen) in zip(graphs, ways, strict=True):
         if instead:
@@ -236,7 +236,7 @@ def _find_capture_wrapper(
 
     A compilation changes `gm`, so it is inspected before.
     """
-    from ipex_inductor.capture.code import around
+    from ipex_inductor.capture.code import wrap_code
     from ipex_inductor.capture.policy import NAME
     from ipex_inductor.capture.reasons import inputs_read, why_not
 
@@ -246,7 +246,7 @@ def _find_capture_wrapper(
     if reason := why_not(gm, example_inputs, moving):
         graph_report.add("missed", NAME, reason)
         return None
-    return functools.partial(around, static=static, moving=moving)
+    return functools.partial(wrap_code, static=static, moving=moving)
 
 
 def _why_not_ours(
@@ -289,12 +289,12 @@ def _record_timings(
     choosing_state: "Choosing", config: CompileConfig, graph_report: decisions.GraphReport
 ) -> None:
     """Store the timings that Inductor measured in the autotune database."""
-    from ipex_inductor.lowerings.select.selection import database_of, keep_heard
+    from ipex_inductor.lowerings.select.selection import database_of, store_inductor_times
 
     try:
         database = database_of(config.autotune_database)
         if choosing_state.heard and database is not None:
-            keep_heard(choosing_state.heard, database)
+            store_inductor_times(choosing_state.heard, database)
     except OSError as error:  # the compilation of a backward graph has no fallback
         graph_report.add("missed", "autotune", f"what was timed is not kept: {error}")
 
@@ -319,7 +319,7 @@ def _report_choices(
         graph_report.add("missed", "autotune", choosing_state.failure)
 
 
-def copied(
+def copy_graph(
     gm: torch.fx.GraphModule, change: Callable[[torch.fx.Graph], object] | None = None
 ) -> torch.fx.GraphModule:
     """Return a copy of the graph over the original tensors and modules, with parameter names kept.

@@ -26,7 +26,7 @@ from ipex_inductor import compat
 from ipex_inductor.aot_cache import default_store, workroom
 from ipex_inductor.aot_cache.env_fingerprint import environment
 from ipex_inductor.aot_cache.key import Key, pairs
-from ipex_inductor.aot_cache.toolkit import compiler_named
+from ipex_inductor.aot_cache.toolkit import compiler_identity
 from ipex_inductor.target.device import architecture, instructions
 
 KIND = "kernel header"
@@ -105,7 +105,7 @@ def _make_in(folder: Path, command: str, future: "Future[Path | None]") -> None:
     def build() -> tuple[dict[str, Any], bytes]:
         _run(command, "-x", "c++-header", str(path), "-o", str(built))
         future.set_result(path)  # before it is stored
-        return {}, _packed(built)
+        return {}, _compress(built)
 
     store = default_store.headers()
     if store is None:
@@ -127,7 +127,7 @@ def _key(path: Path, command: str) -> Key:
         options=pairs({"command": command}),
         problem=pairs({"text": hashlib.sha256(text).hexdigest()}),
         architecture=architecture(),
-        toolkit=pairs({"c++": compiler_named(), "cpu": instructions()}),
+        toolkit=pairs({"c++": compiler_identity(), "cpu": instructions()}),
         triton="",
         torch=compat.VERSION,
         environment=environment(),
@@ -139,7 +139,7 @@ def _run(command: str, *more: str) -> bytes:
     return run.stdout
 
 
-def _packed(path: Path) -> bytes:
+def _compress(path: Path) -> bytes:
     blob = BytesIO()
     with (
         path.open("rb") as file,

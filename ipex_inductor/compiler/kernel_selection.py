@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from ipex_inductor.lowerings.problem.selector_hook import Offer
 
 
-def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[bytes, Selection]":
+def select_kernels(
+    request: Request, graph_report: decisions.GraphReport
+) -> "dict[bytes, Selection]":
     """Return the kernels selected by records, timing or a predictor; none if that fails."""
     try:
         if not request.may_have_choices:
@@ -30,8 +32,8 @@ def settled(request: Request, graph_report: decisions.GraphReport) -> "dict[byte
         policy, watches = request.policy, request.config.autotune == "inductor"
         if watches or not selection.may_choose(policy, request.gm, request.devices):
             return {}
-        learn = functools.partial(offered, request)
-        learn = compat.uncounted()(learn)  # its rules count once, when the graph is compiled
+        learn = functools.partial(list_candidates, request)
+        learn = compat.restore_counters()(learn)  # its rules count once, when the graph is compiled
         say = functools.partial(graph_report.add, "missed")
         return selection.settle(policy, request.digest(), learn, say)
     except Exception as error:
@@ -56,7 +58,7 @@ def problems_of(call: Callable[[], object], mode: str | None = None) -> "list[Pr
     def learn(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         from ipex_inductor.autotune.record import encode
 
-        offers = offered(compile_fx.reattended(Request(gm, example_inputs, config)))
+        offers = list_candidates(compile_fx.rewrite_attention(Request(gm, example_inputs, config)))
         met.update((encode(o.problem), o.problem) for o in offers)
         return gm.forward
 
@@ -85,19 +87,21 @@ def sycl_kernels(
 
     merged_options = {**(options or {}), "strict": True}
     config = resolve(mode, merged_options, compat.inductor_option_types())
-    offers = offered(compile_fx.reattended(Request(gm, example_inputs, config)), compat.read_inner)
+    offers = list_candidates(
+        compile_fx.rewrite_attention(Request(gm, example_inputs, config)), compat.read_inner
+    )
     pairs = ((o.problem, choice) for o in offers for choice in o.choices if is_ours(choice))
     named = ((source_for(p, c), f"{p.op.split('.')[1]} {c.parameters['block']}") for p, c in pairs)
     return {source: name.strip() for source, name in named}
 
 
-def offered(
+def list_candidates(
     request: Request, compile_inner: Callable[..., Any] = compat.lower_inner
 ) -> "list[Offer]":
     """Return the kernel candidates of a graph, forward and backward; the graph is only lowered."""
     from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
 
-    copy = inner_compile.copied(request.gm)
+    copy = inner_compile.copy_graph(request.gm)
     choosing_state = Choosing()
     options = compile_fx.LISTS_TEMPLATES | dict(request.config.inductor) | compat.LOWER_ONLY
     config = replace(request.config, inductor=tuple(options.items()))
@@ -105,7 +109,7 @@ def offered(
     report = decisions.GraphReport()  # unused: everything is decided again when compiling
     off, at_once = compat.graph_caches_off(), compat.backward_at_once()
     with graph_cache.spare(), off, at_once, choosing(choosing_state):
-        compile_fx.compiled(lowered, {}, report, None, compile_inner)
+        compile_fx.compile_request(lowered, {}, report, None, compile_inner)
     for node in copy.graph.nodes:
         # Dynamo's metadata holds weak references to parameters, which forbid swapping them.
         node.meta.clear()

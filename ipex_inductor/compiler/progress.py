@@ -69,7 +69,7 @@ SOURCE = re.compile(r'File "(.+)", line (\d+)')
 
 
 @contextlib.contextmanager
-def told(
+def show_progress(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], config: CompileConfig, backward: bool = False
 ) -> Iterator[None]:
     """Print on stderr what is compiled inside the block, once that has taken `FIRST` seconds.

@@ -21,7 +21,7 @@ from ipex_inductor.compiler import graph_cache
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.target.device import current
-from ipex_inductor.target.x86_levels import Level, served
+from ipex_inductor.target.x86_levels import Level, served_levels
 
 if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
@@ -258,7 +258,11 @@ class Request:
         """
         on_cpu = all(place.type == "cpu" for place in self.places)
         is_customized = any(self.option(name) for name in TOLD) or any(map(os.environ.get, FLAGS))
-        return served() if on_cpu and not (is_customized or self.may_time or self.runs_sycl) else ()
+        return (
+            served_levels()
+            if on_cpu and not (is_customized or self.may_time or self.runs_sycl)
+            else ()
+        )
 
     def digest(self) -> str:
         """Return the digest of everything that the problems of the graph depend on."""
@@ -266,7 +270,7 @@ class Request:
             {
                 "identity": self.identity(),
                 "torch": compat.VERSION,
-                "inductor": tuple((n, graph_cache.said(v)) for n, v in self.config.inductor),
+                "inductor": tuple((n, graph_cache.option_text(v)) for n, v in self.config.inductor),
                 **self._problem_fields,
             }
         )
@@ -314,9 +318,9 @@ class Request:
         """Return the SYCL option and its installed runtime, which graphs call; "" if unused."""
         if not self.runs_sycl:
             return ""
-        from ipex_inductor.lowerings.common.sycl import installed
+        from ipex_inductor.lowerings.common.sycl import describe_runtime
 
-        return f"{self.config.sycl}: {installed()}"
+        return f"{self.config.sycl}: {describe_runtime()}"
 
     @property
     def _tensors(self) -> list[torch.Tensor]:

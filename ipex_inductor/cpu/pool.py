@@ -19,7 +19,7 @@ from ipex_inductor.runtime import openmp
 P = ParamSpec("P")
 R = TypeVar("R")
 
-AVAILABLE = openmp.places() or cores.available()  # before anything is pinned
+AVAILABLE = openmp.openmp_places() or cores.available()  # before anything is pinned
 
 
 class CPUPool:
@@ -175,7 +175,7 @@ def _pin_threads(core_ids: list[int]) -> Iterator[None]:
     if outer == core_ids and torch.get_num_threads() == len(core_ids):
         yield
         return
-    with openmp.bound(core_ids):
+    with openmp.bind_team(core_ids):
         _local.cores = core_ids
         try:
             yield

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ipex_inductor.frontend.flow import hooked
+from ipex_inductor.frontend.flow import has_hooks
 from ipex_inductor.frontend.folding import put
 from ipex_inductor.frontend.notes import Notes
 
@@ -20,7 +20,7 @@ def replace_dropout(model: nn.Module, notes: Notes) -> None:
             continue
         if module.training:
             notes.missed(KNOB, "it is in training mode", name)
-        elif hooked(module):
+        elif has_hooks(module):
             notes.missed(KNOB, "it has hooks", name)
         else:
             identity = nn.Identity().eval()

@@ -139,7 +139,7 @@ def arguments(sample_input: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (sample_input,), {}
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether a hook or a patched `forward` sees or changes what passes through `module`."""
     attributes = vars(module)
     return "forward" in attributes or not all(
@@ -157,7 +157,7 @@ def _trace_sequentials(model: nn.Module) -> Flow:
     names = {module: name for name, module in model.named_modules()}
 
     def follow(module: nn.Module, x: Hashable) -> Hashable:
-        if type(module) is nn.Sequential and not hooked(module):
+        if type(module) is nn.Sequential and not has_hooks(module):
             return reduce(lambda value, child: follow(child, value), module, x)
         y = object()
         flow.users[x].add(names[module])
@@ -199,7 +199,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._given: set[StorageWeakRef] = set()
         self._owners: dict[StorageWeakRef, set[str]] = defaultdict(set)
         for name, module in model.named_modules():
-            if hooked(module):
+            if has_hooks(module):
                 _remove_hooks(module)
                 self._see(module)
             if watch(module):

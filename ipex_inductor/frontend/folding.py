@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.frontend.flow import Flow, hooked
+from ipex_inductor.frontend.flow import Flow, has_hooks
 from ipex_inductor.frontend.knobs import Knobs
 from ipex_inductor.frontend.notes import Notes
 from ipex_inductor.optim.weights import Weight, weights_of
@@ -125,7 +125,7 @@ def _find_obstacle(layer: Any, norm: Any, shared: set[int], held: Held) -> str |
         return f"a {type(layer).__name__} is before it"
     if norm.training or norm.running_var is None:
         return "it normalises by the statistics of the batch"
-    if hooked(layer) or hooked(norm):
+    if has_hooks(layer) or has_hooks(norm):
         return "a hook sees what is between"
     tensors = [*layer.parameters(), *norm.parameters(), norm.running_mean, norm.running_var]
     if any(id(t) in shared for t in tensors):

@@ -26,7 +26,7 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
     """
     if on:
         mode = "max-autotune" if "auto_kernel_selection" in knobs else None
-        with gc_pause.paused():  # the first call of `compile` imports Dynamo
+        with gc_pause.pause():  # the first call of `compile` imports Dynamo
             model.compile(backend="ipex", mode=mode)
         model._compiled_call_impl = _unless_traced(model._compiled_call_impl, model._call_impl)
         vars(model)[MARK] = True

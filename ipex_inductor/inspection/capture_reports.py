@@ -12,7 +12,7 @@ from ipex_inductor.reporting import decisions
 from ipex_inductor.reporting.decisions import Event, GraphReport
 
 
-def compiled(
+def compile_reporting(
     model: Callable[..., Any], graph_reports: list[GraphReport], **compile_args: Any
 ) -> Callable[..., Any]:
     """Return `torch.compile(model, backend="ipex", ...)` that appends to `graph_reports`.
@@ -54,7 +54,7 @@ def compiled(
 
 
 @contextlib.contextmanager
-def unchanged(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def restore_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Restore the values of these tensors and torch's random state after the block."""
     saved = [(t, None if t.is_inference() else t._version, t.detach().clone()) for t in tensors]
     devices = sorted({t.device.index or 0 for t in tensors if t.is_cuda})

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import __version__, compat
 from ipex_inductor.capture.policy import at_once
-from ipex_inductor.inspection.capture_reports import compiled, unchanged
+from ipex_inductor.inspection.capture_reports import compile_reporting, restore_tensors
 from ipex_inductor.reporting.decisions import KINDS, GraphReport
 from ipex_inductor.reporting.listing import Listing, number, show
 
@@ -163,11 +163,11 @@ def explain(
     written = [*_buffers(model), *_tensors((inputs, kwargs))]
     with (
         compat.dynamo_unchanged() as breaks,
-        unchanged(written),
+        restore_tensors(written),
         compat.graph_caches_off(),
         at_once(),
     ):
-        compiled(model, graph_reports, **(compile_args or {}))(*inputs, **kwargs)
+        compile_reporting(model, graph_reports, **(compile_args or {}))(*inputs, **kwargs)
     return Explanation(
         _title(model, compile_args or {}),
         tuple(map(_explain_graph, graph_reports)),
@@ -212,14 +212,16 @@ def _explain_break(dynamo_break: Any) -> Break:
         reason = f"a branch on the value of a tensor ({reason})"
     frame = dynamo_break.user_stack[-1] if dynamo_break.user_stack else None
     where = f'File "{frame.filename}", line {frame.lineno}, in {frame.name}' if frame else ""
-    return Break(reason, _place(where), "\n".join(map(str.strip, details.strip().splitlines())))
+    return Break(
+        reason, _short_place(where), "\n".join(map(str.strip, details.strip().splitlines()))
+    )
 
 
 def _unique_places(frames: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_place(frame) for frame in frames if frame))
+    return tuple(dict.fromkeys(_short_place(frame) for frame in frames if frame))
 
 
-def _place(frame: str) -> str:
+def _short_place(frame: str) -> str:
     """Return `File "/here/model.py", line 7, in forward` as `model.py:7 in forward`.
 
     Paths of installed files begin at their package.

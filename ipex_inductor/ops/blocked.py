@@ -14,10 +14,10 @@ COLUMNS = 64  # N of a block; weights are zero-padded to a multiple of it
 @op("blocks")
 def blocks(weight: Tensor, panel: int) -> Tensor:
     """Return the weight arranged in panels: `arranged` as an op."""
-    return arranged(weight, panel)
+    return arrange_panels(weight, panel)
 
 
-def arranged(weight: Tensor, panel: int = COLUMNS) -> Tensor:
+def arrange_panels(weight: Tensor, panel: int = COLUMNS) -> Tensor:
     """Return weight [N, K] or [N, K, 1, 1] in panels, N padded with zeros to a multiple of 64.
 
     Args:
@@ -44,7 +44,7 @@ def _(weight: Tensor, panel: int) -> Tensor:
 
 
 @op("blocked")
-def blocked(
+def blocked_gemm(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -80,7 +80,7 @@ def blocked(
     return result.contiguous(memory_format=_format(image))
 
 
-@blocked.register_fake
+@blocked_gemm.register_fake
 def _(
     x: Tensor,
     weight: Tensor,
@@ -95,7 +95,7 @@ def _(
     return x.new_empty(size).contiguous(memory_format=_format(image))
 
 
-def pair(dtype: torch.dtype) -> int:
+def pair_size(dtype: torch.dtype) -> int:
     """Return the number of consecutive K elements of a weight that are stored together."""
     return 2 if dtype == torch.bfloat16 else 1
 
@@ -105,7 +105,7 @@ def _format(image: bool) -> torch.memory_format:
 
 
 def _shape(weight: Tensor, panel: int) -> tuple[int, int, int, int]:
-    paired = pair(weight.dtype)
+    paired = pair_size(weight.dtype)
     depth = weight.numel() // weight.shape[0]
     panels = -(-weight.shape[0] // COLUMNS) * (COLUMNS // panel)
     return panels, depth // paired, panel, paired

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.defining import op
-from ipex_inductor.ops.few_rows import unrounded
-from ipex_inductor.ops.stem import arranged, rows_of, runs, sides
+from ipex_inductor.ops.few_rows import sum_dtype
+from ipex_inductor.ops.stem import rows_of, runs, sides, to_matrix
 
 ALONE = [False, True, False]  # output mask of convolution_backward: input, weight, bias
 
@@ -111,10 +111,10 @@ def conv_stem_weight(
             of what
         `ops.stem.arranged` makes of a weight; elements outside its runs are undefined.
     """
-    channels, wide = x.shape[1], unrounded(x)
+    channels, wide = x.shape[1], sum_dtype(x)
     patches = F.unfold(x.to(wide), (*window,), padding=(*padding,), stride=(*stride,))
     patches = patches.transpose(1, 2).reshape(-1, channels, *window)
-    matrix = arranged(patches, runs(x.shape[1:], window, stride, padding, last), last)
+    matrix = to_matrix(patches, runs(x.shape[1:], window, stride, padding, last), last)
     matrix = F.pad(matrix, (0, 0, 0, terms - matrix.shape[0])).t()
     factors = torch.split(rows_of(grad.to(wide)), pixels), torch.split(matrix, pixels)
     parts = zip(*factors, strict=True)
@@ -135,4 +135,4 @@ def _(
 ) -> Tensor:
     height, width = sides(x.shape[2:], window, stride, padding)
     parts = -(-x.shape[0] * height * width // pixels)
-    return x.new_empty((parts * grad.shape[1], terms), dtype=unrounded(x))
+    return x.new_empty((parts * grad.shape[1], terms), dtype=sum_dtype(x))

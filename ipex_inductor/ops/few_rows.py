@@ -13,7 +13,7 @@ def few_rows(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
     x [M, K], weight [N, K] -> [ceil(K / terms) * M, N] in fp32 (fp64 for fp64). `tile` has the
     fields of `templates.few_rows.Tile`, which Inductor's kernel uses. This is the reference.
     """
-    wide = unrounded(x)
+    wide = sum_dtype(x)
     starts = range(0, x.shape[1], terms)
     factors = ((t[:, k : k + terms].to(wide) for t in (x, weight)) for k in starts)
     return torch.cat([part @ weight_part.t() for part, weight_part in factors])
@@ -22,9 +22,9 @@ def few_rows(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
 @few_rows.register_fake
 def _(x: Tensor, weight: Tensor, terms: int, tile: list[int]) -> Tensor:
     parts = -(-x.shape[1] // terms)
-    return x.new_empty((parts * x.shape[0], weight.shape[0]), dtype=unrounded(x))
+    return x.new_empty((parts * x.shape[0], weight.shape[0]), dtype=sum_dtype(x))
 
 
-def unrounded(x: Tensor) -> torch.dtype:
+def sum_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype of sums that are not rounded: fp64 for fp64, else fp32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ipex_inductor.ops.defining import op
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.few_rows import unrounded
+from ipex_inductor.ops.few_rows import sum_dtype
 
 
 def reference(
@@ -64,7 +64,7 @@ def rows(
     Returns:
         [M, N].
     """
-    wide = unrounded(x)
+    wide = sum_dtype(x)
     gate_bias, bias = (t if t is None else t.to(wide) for t in (gate_bias, bias))
     return reference(x.to(wide), gate.to(wide), weight.to(wide), gate_bias, bias, unary)
 
@@ -74,7 +74,7 @@ def _empty(x: Tensor, gate: Tensor, *rest: object) -> Tensor:
 
 
 def _empty_rows(x: Tensor, gate: Tensor, *rest: object) -> Tensor:
-    return x.new_empty((x.shape[0], gate.shape[0]), dtype=unrounded(x))
+    return x.new_empty((x.shape[0], gate.shape[0]), dtype=sum_dtype(x))
 
 
 op("gated_linear")(reference).register_fake(_empty)

@@ -18,7 +18,7 @@ from ipex_inductor.ops.defining import op
 SAMPLES = 16  # rows whose mean is the shift
 
 
-def sampled(rows: int) -> int:
+def sample_distance(rows: int) -> int:
     """Return the distance between sampled rows; samples beyond the last row repeat it.
 
     It is odd, so that samples are not one pixel of several images, such as a padded corner.
@@ -34,7 +34,7 @@ def column_moments(x: Tensor, parts: int, tile: list[int]) -> Tensor:
     (`templates/triton/moments.py`). The result is [C, 2 * parts + 1] in fp32.
     """
     values = x.float()
-    samples = torch.arange(SAMPLES, device=x.device) * sampled(len(x))
+    samples = torch.arange(SAMPLES, device=x.device) * sample_distance(len(x))
     shift = (values[samples.clamp(max=len(x) - 1)] / SAMPLES).sum(0)
     rows = F.pad(values - shift, (0, 0, 0, -len(x) % (parts * tile[0])))
     blocks = rows.view(-1, parts, tile[0], x.shape[1])

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ipex_inductor.ops import conv
 from ipex_inductor.ops.defining import op
-from ipex_inductor.ops.few_rows import unrounded
+from ipex_inductor.ops.few_rows import sum_dtype
 from ipex_inductor.ops.stem import rows_of
 
 WINDOW = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 
 
-def activated(
+def activate(
     x: Tensor,
     gamma: Tensor | None,
     beta: Tensor | None,
@@ -72,7 +72,7 @@ def reference(
     Returns:
         [B, O, H, W].
     """
-    image = activated(x, gamma, beta, mean, variance, epsilon, more)
+    image = activate(x, gamma, beta, mean, variance, epsilon, more)
     return conv.reference(image, weight, bias, None, *WINDOW, "none", unary, scalars)
 
 
@@ -94,7 +94,7 @@ def affine(
     scale = scale if gamma is None else scale * gamma.double()
     shift = -mean.double() * scale
     shift = shift if beta is None else shift + beta.double()
-    return torch.stack([scale, shift]).to(unrounded(mean))
+    return torch.stack([scale, shift]).to(sum_dtype(mean))
 
 
 def rows(
@@ -117,7 +117,7 @@ def rows(
         more: further activations in channels-last.
         tile: parameters of the template.
     """
-    wide = unrounded(x)
+    wide = sum_dtype(x)
     scale, shift = affine.to(wide)
     inputs = rows_of(torch.cat([x, *more], 1)).to(wide)
     product = torch.relu(inputs * scale + shift).to(x.dtype).to(wide) @ weight.to(wide).t()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops.defining import op
-from ipex_inductor.ops.few_rows import unrounded
+from ipex_inductor.ops.few_rows import sum_dtype
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) -> Tensor:
@@ -18,13 +18,13 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) ->
     In fp32 (fp64 for fp64). `tile` has the fields of the template's `Tile`, which Inductor's kernel
     uses. This is the reference.
     """
-    factors: Any = (t if t is None else t.to(unrounded(x)) for t in (x, weight, bias))
+    factors: Any = (t if t is None else t.to(sum_dtype(x)) for t in (x, weight, bias))
     result: Tensor = torch.nn.functional.linear(*factors)
     return result
 
 
 def _empty(x: Tensor, weight: Tensor, bias: Tensor | None, tile: list[int]) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]), dtype=unrounded(x))
+    return x.new_empty((x.shape[0], weight.shape[0]), dtype=sum_dtype(x))
 
 
 for _name in ("persistent", "pipelined", "streamed"):

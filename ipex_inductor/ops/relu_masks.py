@@ -35,10 +35,10 @@ def relu_norm_gradient(
 
 
 @op("kept")
-def kept(x: Tensor) -> Tensor:
+def save_copy(x: Tensor) -> Tensor:
     """Return a copy that a forward saves for its backward, which never recomputes it from `x`."""
     return x.clone()
 
 
 relu_norm_gradient.register_fake(lambda gradient, *_: torch.empty_like(gradient))
-kept.register_fake(torch.clone)
+save_copy.register_fake(torch.clone)

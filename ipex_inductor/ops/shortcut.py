@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops.defining import op
-from ipex_inductor.ops.few_rows import unrounded
+from ipex_inductor.ops.few_rows import sum_dtype
 from ipex_inductor.ops.stem import rows_of
 
 
@@ -60,7 +60,7 @@ def rows(
         template: "streamed" or "boxes".
         tile: parameters of the template.
     """
-    wide = unrounded(x)
+    wide = sum_dtype(x)
     read = source[:, :, :: stride[0], :: stride[1]]
     product = rows_of(x).to(wide) @ weight.to(wide).t()
     return product + rows_of(read).to(wide) @ projection.to(wide).t() + bias.to(wide)

@@ -61,7 +61,7 @@ def runs(
     return Runs(window[0] * planes, length, shift, whole)
 
 
-def arranged(weight: Tensor, layout: Runs, last: bool) -> Tensor:
+def to_matrix(weight: Tensor, layout: Runs, last: bool) -> Tensor:
     """Return the weight [O, C, h, w] as a matrix [terms, O]."""
     rows = weight.permute(0, 2, 3, 1) if last else weight
     rows = rows.reshape(-1, layout.count, layout.length)
@@ -70,7 +70,9 @@ def arranged(weight: Tensor, layout: Runs, last: bool) -> Tensor:
     return rows.t().contiguous()
 
 
-def restored(matrix: Tensor, layout: Runs, channels: int, window: list[int], last: bool) -> Tensor:
+def from_matrix(
+    matrix: Tensor, layout: Runs, channels: int, window: list[int], last: bool
+) -> Tensor:
     """Return the weight that `arranged` turned into a matrix.
 
     Args:
@@ -111,7 +113,7 @@ def conv_stem(
         tile: parameters of the template.
     """
     layout = runs(x.shape[1:], window, stride, padding, last)
-    weight = restored(matrix, layout, x.shape[1], window, last)
+    weight = from_matrix(matrix, layout, x.shape[1], window, last)
     return rows_of(torch.conv2d(x, weight, None, stride, padding)).contiguous()
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops.defining import op
-from ipex_inductor.ops.stem import restored, rows_of, runs
+from ipex_inductor.ops.stem import from_matrix, rows_of, runs
 
 # Size, stride and padding of the pool of He et al. 2015 (arXiv:1512.03385).
 WINDOW, STEP, AROUND = 3, 2, 1
@@ -54,7 +54,7 @@ def rows(
         tile: parameters of the template.
     """
     layout = runs(x.shape[1:], window, stride, padding, last)
-    weight = restored(matrix, layout, x.shape[1], window, last)
+    weight = from_matrix(matrix, layout, x.shape[1], window, last)
     return rows_of(reference(x, weight, bias, stride, padding)).contiguous()
 
 

@@ -43,7 +43,7 @@ class Window:
         return channels * self.size[1] // self.across
 
 
-def packed(weight: Tensor, runs: int = 1) -> Tensor:
+def pack_weight(weight: Tensor, runs: int = 1) -> Tensor:
     """Return the weight [N, runs * terms] packed for kernels: [panels, words, 64, K of a word].
 
     A panel is 64 columns, a word 4 bytes of K. Runs are padded with zeros to 64 bytes, the last
@@ -62,18 +62,18 @@ def packed(weight: Tensor, runs: int = 1) -> Tensor:
     )
 
 
-def restored(weight: Tensor, columns: int, runs: int, terms: int) -> Tensor:
+def unpack_weight(weight: Tensor, columns: int, runs: int, terms: int) -> Tensor:
     """Return the weight [columns, runs * terms] that `packed` packed."""
     rows = weight.permute(0, 2, 1, 3).reshape(weight.shape[0] * COLUMNS, runs, -1)
     return rows[:columns, :, :terms].flatten(1)
 
 
-def packed_window(weight: Tensor, window: Window) -> Tensor:
+def pack_kernel(weight: Tensor, window: Window) -> Tensor:
     """Return the weight [O, C, *window] packed for channels-last activations."""
-    return packed(weight.permute(0, 2, 3, 1).flatten(1), window.runs)
+    return pack_weight(weight.permute(0, 2, 3, 1).flatten(1), window.runs)
 
 
-def by_groups(weight: Tensor) -> Tensor:
+def pack_grouped(weight: Tensor) -> Tensor:
     """Return the weight [O, C / groups, h, w] for the grouped kernel: [h, w, C / groups, O]."""
     return weight.permute(2, 3, 1, 0).contiguous()
 
@@ -82,10 +82,10 @@ def by_groups(weight: Tensor) -> Tensor:
 def sycl_packed(weight: Tensor, dilation: list[int], groups: int) -> Tensor:
     """Return the weight of a linear layer [N, K] or a convolution [O, C / groups, h, w], packed."""
     if weight.dim() == 2:
-        return packed(weight)
+        return pack_weight(weight)
     if groups > 1:
-        return by_groups(weight)
-    return packed_window(weight, Window((*weight.shape[2:],), dilation=(*dilation,)))
+        return pack_grouped(weight)
+    return pack_kernel(weight, Window((*weight.shape[2:],), dilation=(*dilation,)))
 
 
 @sycl_packed.register_fake
@@ -129,7 +129,7 @@ def linear_in_torch(
     Returns:
         [..., columns].
     """
-    plain = restored(weight, columns, 1, x.shape[-1])
+    plain = unpack_weight(weight, columns, 1, x.shape[-1])
     return epilogue.apply(F.linear(x, plain, bias), other, binary, unary, scalars)
 
 
@@ -194,7 +194,7 @@ def conv_in_torch(
         plain = weight.permute(3, 2, 0, 1)
     else:
         geometry = Window((*window,), dilation=(*dilation,))
-        plain = restored(weight, columns, geometry.runs, geometry.terms(x.shape[1]))
+        plain = unpack_weight(weight, columns, geometry.runs, geometry.terms(x.shape[1]))
         plain = plain.view(columns, *window, x.shape[1]).permute(0, 3, 1, 2)
     product = F.conv2d(x, plain, bias, stride, padding, dilation, groups)
     return _with_format(epilogue.apply(product, other, binary, unary, scalars), last)

@@ -18,16 +18,16 @@ TILE = {torch.float32: 2, torch.bfloat16: 4}
 @op("winograd_weight")
 def winograd_weight(weight: Tensor) -> Tensor:
     """Return the transformed weight: `transformed` as an op."""
-    return transformed(weight)
+    return transform_weight(weight)
 
 
-def transformed(weight: Tensor) -> Tensor:
+def transform_weight(weight: Tensor) -> Tensor:
     """Return weight [O, C, 3, 3] as [O / 16, points, C, 16] in fp32, computed in fp64.
 
     O is a multiple of 16; there are 16 points for fp32, 36 for bf16. (Lavin and Gray, "Fast
     Algorithms for Convolutional Neural Networks".)
     """
-    result = on_huge_pages(weight, shape(weight), torch.float32)
+    result = on_huge_pages(weight, transformed_shape(weight), torch.float32)
     side = TILE[weight.dtype] + 2
     # One panel at a time fits the cache.
     for panel, windows in zip(result, torch.split(weight, PANEL), strict=True):
@@ -38,7 +38,7 @@ def transformed(weight: Tensor) -> Tensor:
 
 @winograd_weight.register_fake
 def _(weight: Tensor) -> Tensor:
-    return weight.new_empty(shape(weight), dtype=torch.float32)
+    return weight.new_empty(transformed_shape(weight), dtype=torch.float32)
 
 
 @op("winograd")
@@ -108,6 +108,6 @@ def _invert(spots: Tensor, dim: int) -> Tensor:
     return torch.stack([4 * first, 3 * (less - more), last], dim)
 
 
-def shape(weight: Tensor) -> tuple[int, int, int, int]:
+def transformed_shape(weight: Tensor) -> tuple[int, int, int, int]:
     """Return the shape of the transformed weight."""
     return weight.shape[0] // PANEL, (TILE[weight.dtype] + 2) ** 2, weight.shape[1], PANEL

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim.shards import cut, whole
+from ipex_inductor.optim.shards import cut_part, wrap_part
 from ipex_inductor.optim.weights import SHARDED, TABLE, Place, find_shards
 
 
@@ -42,7 +42,7 @@ def _follow(optimizer: Optimizer) -> None:
             del state[param]
             state[shard] = shard_states[param]
         if param.grad is not None and shard.grad is None:
-            shard.grad = whole(cut(param.grad, shard), shard)
+            shard.grad = wrap_part(cut_part(param.grad, shard), shard)
 
 
 def _cut_state(state: dict[str, Any], param: Tensor, shard: Tensor) -> dict[str, Any]:
@@ -60,6 +60,6 @@ def _cut_state(state: dict[str, Any], param: Tensor, shard: Tensor) -> dict[str,
                 f"{name!r} of shape {tuple(value.shape)} for one of shape {tuple(param.shape)}",
                 "Call fully_shard before the first step.",
             )
-        return whole(cut(value, shard), shard)
+        return wrap_part(cut_part(value, shard), shard)
 
     return {name: cut_one(name, value) for name, value in state.items()}

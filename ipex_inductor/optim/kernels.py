@@ -16,17 +16,17 @@ from torch.optim import Optimizer
 from ipex_inductor.optim.launch_groups import UNSCALED, Scale
 from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch
 from ipex_inductor.optim.launch_groups_sycl import SyclBatch
-from ipex_inductor.optim.norms import Clip, deferred, read_of
+from ipex_inductor.optim.norms import Clip, get_deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.plan_replay import (
     Asked,
-    apart,
+    are_disjoint,
     capturing,
+    find_plan,
     keep,
-    looked,
-    planned,
-    repeated,
-    unchanged,
+    look_and_compare,
+    repeat_plain_step,
+    repeat_step,
 )
 from ipex_inductor.optim.sharded_norms import total_norm
 from ipex_inductor.optim.shards import is_sharded
@@ -54,7 +54,7 @@ class Options:
     report: GraphReport | None = None  # of the model; notes the parameters that torch steps
 
 
-def wanted(optimizer: Optimizer) -> bool:
+def uses_kernels(optimizer: Optimizer) -> bool:
     """Return whether kernels step what they support of `optimizer`."""
     return OPTIONS in vars(optimizer)
 
@@ -70,7 +70,7 @@ def at_once(optimizer: Optimizer) -> bool:
     options = attributes.get(OPTIONS)
     if options is None or "_opt_called" not in attributes or has_tables() or Place.sharded:
         return False
-    if _has_extra_work(optimizer, options) or not unchanged(optimizer):
+    if _has_extra_work(optimizer, options) or not repeat_plain_step(optimizer):
         return False
     options.grad_norm = None
     return True
@@ -101,7 +101,7 @@ def _look_and_step(
 ) -> None:
     """Repeat the last step if nothing changed, else plan a new one."""
     options: Options = vars(optimizer)[OPTIONS]
-    if _has_extra_work(optimizer, options) or not repeated(optimizer, weights):
+    if _has_extra_work(optimizer, options) or not repeat_step(optimizer, weights):
         _step(optimizer, options, weights, step_rest)
     else:
         options.grad_norm = None
@@ -118,7 +118,7 @@ def _has_extra_work(optimizer: Optimizer, options: Options) -> bool:
         changes_grads
         or "grad_scale" in attributes
         or "found_inf" in attributes
-        or deferred(optimizer) is not None
+        or get_deferred(optimizer) is not None
     )
 
 
@@ -130,17 +130,17 @@ def _step(
     step_rest: Callable[[Container[nn.Parameter]], None],
 ) -> None:
     """Do one step with a new or a reused plan, and the extra work around it."""
-    fingerprint, last = looked(optimizer, weights)
+    fingerprint, last = look_and_compare(optimizer, weights)
     if fingerprint is None:
         grads = _gradients(optimizer)
     else:
         grads = fingerprint.grads if options.zero_grad or options.clip_norm is not None else []
     norm, scale = _scale(optimizer, options, fingerprint, grads)
     # A gradient that shares memory would be 0 before its other owner has read it.
-    zeroed = options.zero_grad and apart(last, fingerprint, grads)
+    zeroed = options.zero_grad and are_disjoint(last, fingerprint, grads)
 
     request = Asked(scale is not None, zeroed, waits=scale is None or _waits(optimizer, scale))
-    step_plan = planned(optimizer, weights, request, last, fingerprint)
+    step_plan = find_plan(optimizer, weights, request, last, fingerprint)
     _refuse_capture(optimizer, step_plan)
     if scale and not step_plan.looks_itself(scale):
         scale.written()
@@ -183,7 +183,7 @@ def _scale(
     # Without any gradient, GradScaler passes the number 0 instead of a tensor.
     divisor, found_inf = (value if isinstance(value, Tensor) else None for value in tensors)
     norm, factor = None, None
-    pending = deferred(optimizer)  # what GradScaler has passed is not written yet
+    pending = get_deferred(optimizer)  # what GradScaler has passed is not written yet
     if pending is not None:
         found_inf = pending.found_inf
     read = read_of(optimizer, options.clip_norm, divisor, fingerprint)

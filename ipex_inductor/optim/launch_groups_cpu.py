@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ipex_inductor.optim.launch_groups import NOT_FIRST, Scale, numbers_of
-from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.step import StepKernel, cpp_source
 from ipex_inductor.templates.optimizer.step_cpp import Table, function_of
 
@@ -63,7 +63,7 @@ class CpuBatch:
 
 def library(kernel: StepKernel, name: str = "step") -> Callable[..., None]:
     """Return the function `name` of `kernel` on the CPU; raises `NotBuiltError`."""
-    return given(_library(kernel, name))
+    return require_found(_library(kernel, name))
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.optim.launch_groups import Scalars, Scale, numbers_of, own_numbers
 from ipex_inductor.templates.build import cuda
-from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.step import (
     StepKernel,
     assignments,
@@ -24,7 +24,7 @@ from ipex_inductor.templates.optimizer.step_cuda import (
     Room,
     Sent,
     chunks_of,
-    loaded,
+    load_triton_kernel,
     stream_on,
     tile,
     turns_of,
@@ -354,7 +354,7 @@ def kernel_of(
     Raises:
         NotBuiltError: the kernel cannot be compiled or loaded.
     """
-    return given(_kernel_of(kernel, device, aligned, name, tabled))
+    return require_found(_kernel_of(kernel, device, aligned, name, tabled))
 
 
 @functools.lru_cache(maxsize=256)
@@ -369,7 +369,7 @@ def _kernel_of(
     block, warps = (ROWS, 1) if name == "scalars" else tile_of(kernel)
     aligns = {} if name == "scalars" else {"ALIGNED": VECTOR if aligned else 1}
     try:
-        return loaded(
+        return load_triton_kernel(
             triton_source(kernel, tabled),
             name,
             device,

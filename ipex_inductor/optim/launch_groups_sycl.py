@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.optim.launch_groups import Scale, own_numbers
-from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.step import StepKernel, scalars_function
 from ipex_inductor.templates.optimizer.step_cpp import Table
 from ipex_inductor.templates.sycl.step import CHUNK, Sent, Step, step_of
@@ -32,7 +32,7 @@ class SyclBatch:
             far: number of steps before this one; if steps are not counted, whether it is the first.
         """
         self._kernel, self._device, self._group = kernel, device, group
-        self._step = given(_step(kernel, device))
+        self._step = require_found(_step(kernel, device))
         self._scalars = scalars_function(kernel)
         self._table = Table(CHUNK)
         self.rows = self._table.rows

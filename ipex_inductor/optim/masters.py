@@ -17,8 +17,8 @@ from ipex_inductor.optim.weights import (
     Trained,
     Weight,
     find_shards,
+    find_unplaced,
     place,
-    unplaced,
     weights_of,
 )
 
@@ -61,7 +61,7 @@ def attach_master_weights(
     _refuse_sharded(params, held_weights, kind, dtype)
     params = _check_parameters(model, params, held_weights)
     weights = {p: _attach(p, held_weights.get(p), kind, dtype) for p in params}
-    place(model, unplaced(model) | weights)
+    place(model, find_unplaced(model) | weights)
     wrap(optimizer, weights)
 
 

@@ -18,7 +18,7 @@ from ipex_inductor.optim.plan_replay import capturing
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.state_fingerprint import Look, gradients
 from ipex_inductor.templates.build import cuda
-from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.norm_triton import parts_signature, parts_source
 from ipex_inductor.templates.optimizer.step import StepKernel
 from ipex_inductor.templates.optimizer.step_cpp import is_dense
@@ -29,7 +29,7 @@ from ipex_inductor.templates.optimizer.step_cuda import (
     Sent,
     chunks_of,
     has_kernels,
-    loaded,
+    load_triton_kernel,
 )
 
 log = logging.getLogger("ipex_inductor")
@@ -92,7 +92,7 @@ def found_inf(
     return read.found_inf
 
 
-def deferred(optimizer: Optimizer) -> "Read | None":
+def get_deferred(optimizer: Optimizer) -> "Read | None":
     """Return the reading that `found_inf` has deferred to the step, or None."""
     return _deferred.get(optimizer)
 
@@ -122,7 +122,7 @@ def _read(
         looks: whether the flag `found_inf` is written.
         fingerprint: state of the tensors if it is known.
     """
-    current = _now(optimizer, fingerprint)
+    current = _look_on_cuda(optimizer, fingerprint)
     if current is None or not current.grads:
         return None
     reading = _reading(optimizer, current, fingerprint is not None)
@@ -135,7 +135,7 @@ def _read(
         return None
 
 
-def _now(optimizer: Optimizer, fingerprint: Look | None) -> Look | None:
+def _look_on_cuda(optimizer: Optimizer, fingerprint: Look | None) -> Look | None:
     """Return the given or a new fingerprint of the gradients, or None if CUDA is not in use."""
     cuda_module: Any = torch.cuda
     return (fingerprint or gradients(optimizer)) if cuda_module.is_initialized() else None
@@ -147,14 +147,14 @@ def _reading(optimizer: Optimizer, fingerprint: Look, whole: bool) -> "Reading |
     if whole not in by_kind or by_kind[whole][0] != fingerprint.facts:
         if in_capture:  # a new one needs pinned memory, which capture forbids
             return None
-        by_kind[whole] = fingerprint.facts, _made(fingerprint.grads)
+        by_kind[whole] = fingerprint.facts, _make_reading(fingerprint.grads)
     _, reading = by_kind[whole]
     if in_capture and reading is not None and reading not in _captured:
         _captured.append(reading)
     return reading
 
 
-def _made(grads: list[Tensor]) -> "Reading | None":
+def _make_reading(grads: list[Tensor]) -> "Reading | None":
     """Return a reading of `grads` if all are plain and on one GPU, else None."""
     devices = {grad.device for grad in grads}
     # This process holds a part of a DTensor, and the norm is of the whole tensor.
@@ -361,7 +361,9 @@ def _parts_or_why(
     source = parts_source(dtype, real, squares, looks, kernel)
     types = parts_signature(real, squares, kernel)
     try:
-        return loaded(source, "parts", device, problem, types, constants, WARPS, REGISTERS)
+        return load_triton_kernel(
+            source, "parts", device, problem, types, constants, WARPS, REGISTERS
+        )
     except NotBuiltError as error:
         return str(error)
 
@@ -371,4 +373,4 @@ def parts(*which: Any) -> cuda.Kernel:
 
     Raises `NotBuiltError`.
     """
-    return given(_parts_or_why(*which))
+    return require_found(_parts_or_why(*which))

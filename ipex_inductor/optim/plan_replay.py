@@ -15,7 +15,7 @@ from ipex_inductor.optim.launch_groups import UNSCALED
 from ipex_inductor.optim.operands import LeftError
 from ipex_inductor.optim.plan import Plan, next_numbers, numbers_of, run
 from ipex_inductor.optim.planning import plan
-from ipex_inductor.optim.state_fingerprint import Groups, Look, again, look
+from ipex_inductor.optim.state_fingerprint import Groups, Look, compare_tensors, look
 from ipex_inductor.optim.weights import Trained
 
 
@@ -41,8 +41,8 @@ class Known:
     addresses: "array[int]"  # of the gradients, as the plan has them
     plain: bool  # `ALONE`, without DTensors and inference tensors, which have no versions
     on_cuda: bool  # some tensors are on CUDA devices, so no other kind of GPU is used
-    groups: Groups | None = None  # groups at the last step that `unchanged` repeated
-    apart: "tuple[array[int], bool] | None" = None  # addresses, and the result of `apart`
+    groups: Groups | None = None  # groups at the last step that `repeat_plain_step` repeated
+    disjoint: "tuple[array[int], bool] | None" = None  # addresses, result of `are_disjoint`
     ahead: int = 0  # number of steps whose numbers were precomputed
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -54,7 +54,7 @@ _captured: list[Plan] = []  # graphs may read their tables; the end of a graph i
 KNOWN = "_ipex_last_step"  # an attribute: its groups may refer to the optimizer
 
 
-def looked(
+def look_and_compare(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]
 ) -> tuple[Look | None, Known | None]:
     """Return a new fingerprint, and the last step of `optimizer` if its facts are equal."""
@@ -63,16 +63,16 @@ def looked(
     return fingerprint, last if last and fingerprint and last.facts == fingerprint.facts else None
 
 
-def apart(last: Known | None, fingerprint: Look | None, grads: list[Tensor]) -> bool:
+def are_disjoint(last: Known | None, fingerprint: Look | None, grads: list[Tensor]) -> bool:
     """Return whether no two gradients share memory; cached for gradients at equal addresses."""
     if last is None or fingerprint is None:
         return not overlapping(enumerate(grads))
-    if last.apart is None or last.apart[0] != fingerprint.addresses:
-        last.apart = fingerprint.addresses, not overlapping(enumerate(grads))
-    return last.apart[1]
+    if last.disjoint is None or last.disjoint[0] != fingerprint.addresses:
+        last.disjoint = fingerprint.addresses, not overlapping(enumerate(grads))
+    return last.disjoint[1]
 
 
-def taken(last: Known | None, fingerprint: Look | None, request: Asked) -> Plan | None:
+def reuse_plan(last: Known | None, fingerprint: Look | None, request: Asked) -> Plan | None:
     """Return the last plan with the current addresses of gradients, if `request` is equal."""
     if not (last and fingerprint and last.asked == request and last.made.as_far):
         return None
@@ -84,25 +84,25 @@ def taken(last: Known | None, fingerprint: Look | None, request: Asked) -> Plan 
     return step_plan
 
 
-def repeated(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> bool:
+def repeat_step(optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained]) -> bool:
     """Run the last plan if nothing but gradients changed and nothing else is requested.
 
     Returns whether the step was done. Nothing is done while a graph is captured.
     """
-    if not weights and unchanged(optimizer):
+    if not weights and repeat_plain_step(optimizer):
         return True
     last = vars(optimizer).get(KNOWN)
     if last is None or last.asked != ALONE or _captures(last):
         return False
-    fingerprint, unchanged_step = looked(optimizer, weights)
-    step_plan = taken(unchanged_step, fingerprint, ALONE)
+    fingerprint, unchanged_step = look_and_compare(optimizer, weights)
+    step_plan = reuse_plan(unchanged_step, fingerprint, ALONE)
     if step_plan is None:
         return False
     run(step_plan, optimizer, numbers_of(step_plan, optimizer, UNSCALED), UNSCALED)
     return True
 
 
-def unchanged(optimizer: Optimizer) -> bool:
+def repeat_plain_step(optimizer: Optimizer) -> bool:
     """Repeat a step of plain parameters without master weights by a faster path.
 
     Returns whether the step was done. Versions of written tensors are counted first. If all
@@ -115,7 +115,9 @@ def unchanged(optimizer: Optimizer) -> bool:
     step_plan, groups, steady = last.made, last.groups, True
     last_facts = last.facts[0], last.addresses, step_plan.turns
     comparison = (
-        again(optimizer, groups, *last_facts, take=True) if groups and step_plan.ready() else None
+        compare_tensors(optimizer, groups, *last_facts, take=True)
+        if groups and step_plan.ready()
+        else None
     )
     if comparison is not None and comparison.taken:
         return True
@@ -130,7 +132,9 @@ def unchanged(optimizer: Optimizer) -> bool:
     else:
         groups.numbers = next_numbers(step_plan, groups.numbers)
     if comparison is None:
-        comparison = again(optimizer, groups, *last_facts, take=step_plan.have(groups.numbers))
+        comparison = compare_tensors(
+            optimizer, groups, *last_facts, take=step_plan.have(groups.numbers)
+        )
     replayed = comparison is not None and comparison.taken
     if not replayed:
         step_plan.withdraw()
@@ -159,7 +163,7 @@ def _groups(optimizer: Optimizer, last: Known) -> Groups | None:
     return last.groups
 
 
-def planned(
+def find_plan(
     optimizer: Optimizer,
     weights: Mapping[nn.Parameter, Trained],
     request: Asked,
@@ -178,7 +182,7 @@ def planned(
     Raises:
         DeviceError: a new plan is needed while a CUDA graph is captured.
     """
-    step_plan = taken(last, fingerprint, request)
+    step_plan = reuse_plan(last, fingerprint, request)
     if step_plan is not None:
         return step_plan
     if capturing():

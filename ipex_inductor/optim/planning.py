@@ -243,7 +243,7 @@ def _kernel(
     )
 
 
-def expected(
+def list_kernels(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], scaled: bool, zeroed: bool
 ) -> dict[StepKernel, list[Mapping[str, Any]]]:
     """Return the kernels of a first step with their groups, whatever device parameters will be on.
@@ -294,18 +294,18 @@ def _batch(
     """
     device = columns[0].device
     if device.type == "cpu":
-        return _made(step_plan, CpuBatch, kernel)
+        return _find_batch(step_plan, CpuBatch, kernel)
     if device.type == "xpu":
-        return _made(step_plan, SyclBatch, kernel, device, group, _far(step, first))
+        return _find_batch(step_plan, SyclBatch, kernel, device, group, _far(step, first))
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if step is not None and step.is_cuda:
-        return _made(step_plan, CountingBatch, kernel, device, aligned)
+        return _find_batch(step_plan, CountingBatch, kernel, device, aligned)
     far = _far(step, first)
     if looks and is_whole(far):
-        return _made(
+        return _find_batch(
             step_plan, CountingBatch, kernel, device, aligned, None if step is None else far
         )
-    return _made(step_plan, CudaBatch, kernel, device, aligned, group, far)
+    return _find_batch(step_plan, CudaBatch, kernel, device, aligned, group, far)
 
 
 def _far(step: Tensor | None, first: bool) -> float:
@@ -322,7 +322,7 @@ def _far(step: Tensor | None, first: bool) -> float:
     return float(step)
 
 
-def _made(step_plan: Plan, kind: type[Batch], *arguments: Any) -> Batch:
+def _find_batch(step_plan: Plan, kind: type[Batch], *arguments: Any) -> Batch:
     """Return the batch of `kind` with these arguments, which is created once a plan."""
     if (kind, *arguments) not in step_plan.batches:
         step_plan.batches[kind, *arguments] = kind(*arguments)

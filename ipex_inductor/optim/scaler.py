@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.optim import kernels
 from ipex_inductor.optim.norms import found_inf, settle
-from ipex_inductor.optim.step import hooked, steps_alone
+from ipex_inductor.optim.step import has_pre_hooks, steps_alone
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -48,11 +48,11 @@ class GradScaler(torch.amp.GradScaler):
 
 def _is_fused(optimizer: Optimizer) -> bool:
     """Return whether `optimizer` has a `FusedStep`."""
-    return kernels.wanted(optimizer) and kernels.SCALES in vars(optimizer)
+    return kernels.uses_kernels(optimizer) and kernels.SCALES in vars(optimizer)
 
 
 def _is_next(optimizer: Optimizer) -> bool:
     """Return whether our step reads gradients next, without hooks or wrappers before it."""
     # If the user has set a scale, the product with it is not known yet.
     scale_set = getattr(optimizer, "grad_scale", None) is not None
-    return not (scale_set or hooked(optimizer)) and steps_alone(optimizer)
+    return not (scale_set or has_pre_hooks(optimizer)) and steps_alone(optimizer)

@@ -42,7 +42,7 @@ def local(tensor: Tensor) -> Tensor:
     return part.detach() if type(part) is Tensor else dtensor.detach().to_local()
 
 
-def whole(part: Tensor, like: Tensor) -> Tensor:
+def wrap_part(part: Tensor, like: Tensor) -> Tensor:
     """Return the tensor of which this process holds `part`, sharded as `like` is."""
     if not is_sharded(like):
         return part
@@ -57,7 +57,7 @@ def whole(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
-def cut(full: Tensor, like: Any) -> Tensor:
+def cut_part(full: Tensor, like: Any) -> Tensor:
     """Return this process's part of `full` once that is sharded as `like`, in new memory.
 
     Each process cuts its own copy, as `fully_shard` does, so nothing is communicated.

@@ -88,7 +88,7 @@ def look(
         ]
     except (LeftError, KeyError, TypeError):
         return None
-    held = _here([weight.rest for weight in rests if weight], fingerprint.facts)
+    held = _local_parts([weight.rest for weight in rests if weight], fingerprint.facts)
     if {*map(type, held)} - PLAIN:
         return None
     fingerprint.facts += (*map(type, rests), *map(Tensor.data_ptr, held), *_forms(held))
@@ -144,7 +144,7 @@ class Seen(NamedTuple):
     taken: bool
 
 
-def again(
+def compare_tensors(
     optimizer: Optimizer,
     groups: Groups,
     facts: bytes,
@@ -250,7 +250,7 @@ def _of_shards(optimizer: Optimizer, named: Named) -> Look | None:
     if not any(map(is_sharded, chain.from_iterable(named[0]))):
         return None
     facts, owners, owned = _list_tensors(optimizer, named)
-    held, grads = _here(owners, facts), _here(owned, facts)
+    held, grads = _local_parts(owners, facts), _local_parts(owned, facts)
     read = _reader()
     result = _read_in_python(held, grads) if read is None else read.tell(held, grads)
     if result is None:
@@ -260,7 +260,7 @@ def _of_shards(optimizer: Optimizer, named: Named) -> Look | None:
     return fingerprint
 
 
-def _here(tensors: list[Any], facts: list[Any]) -> list[Any]:
+def _local_parts(tensors: list[Any], facts: list[Any]) -> list[Any]:
     """Return the local parts of `tensors`; append the specs of DTensors to `facts`."""
     kinds = {*map(type, tensors)} - PLAIN
     if len(kinds) != 1 or not is_kind_of_shards(*kinds):

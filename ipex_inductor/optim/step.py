@@ -20,7 +20,7 @@ from ipex_inductor.optim.weights import (
     TABLE,
     Place,
     Trained,
-    displaced,
+    find_displaced,
     has_tables,
     refuse_strangers,
 )
@@ -68,7 +68,7 @@ def _step(
     if not vars(optimizer).get("_opt_called"):
         _mark_called(optimizer)
     plain = type(optimizer).step.__wrapped__  # type: ignore[attr-defined]  # hooks have run
-    weights, fused = _live(optimizer), kernels.wanted(optimizer)
+    weights, fused = _live(optimizer), kernels.uses_kernels(optimizer)
     if not (weights or fused) or (type(optimizer) in SPLIT_OPTIMIZERS and (args or kwargs)):
         return plain(optimizer, closure, *args, **kwargs)
     if type(optimizer) not in SPLIT_OPTIMIZERS:
@@ -209,7 +209,7 @@ def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
 
     With a profiler in this thread or others' pre-hooks, torch's wrapper runs.
     """
-    if torch._C._autograd._profiler_enabled() or hooked(optimizer):
+    if torch._C._autograd._profiler_enabled() or has_pre_hooks(optimizer):
         return _profiled_step(optimizer, *args, **kwargs)
     post_hooks = optimizer._optimizer_step_post_hooks, optimizers._global_optimizer_post_hooks
     with torch._C._profiler._RecordFunctionFast(f"Optimizer.step#{type(optimizer).__name__}.step"):
@@ -224,7 +224,7 @@ def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
     return out
 
 
-def hooked(optimizer: Optimizer) -> bool:
+def has_pre_hooks(optimizer: Optimizer) -> bool:
     """Return whether pre-hooks other than ours are registered for the step of `optimizer`."""
     global_hooks = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
     return global_hooks > 0 or bool(optimizer._optimizer_step_pre_hooks)
@@ -249,7 +249,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
     if has_tables() or Place.sharded:
         follow(optimizer)
         _refuse_displaced([p for group in optimizer.param_groups for p in group["params"]])
-    if not kernels.wanted(optimizer):  # otherwise each new plan checks it
+    if not kernels.uses_kernels(optimizer):  # otherwise each new plan checks it
         refuse_strangers(optimizer)
 
 
@@ -258,7 +258,7 @@ def _refuse_displaced(params: list[Tensor]) -> None:
 
     The replacement would train without the lower bits.
     """
-    for module, name in displaced(params):
+    for module, name in find_displaced(params):
         raise ArgumentError(
             "the parameters that `optimize` gave master weights, or what fully_shard made of them",
             f"a {type(module).__name__} whose {name!r} was replaced or flattened",

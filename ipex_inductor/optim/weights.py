@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import shards
 from ipex_inductor.optim.bf16_split import halves, join, split, write
-from ipex_inductor.optim.shards import cut, is_sharded, local, whole
+from ipex_inductor.optim.shards import cut_part, is_sharded, local, wrap_part
 
 TABLE = "_ipex_weights"  # of a module: name -> Place; of an optimizer: Parameter -> Trained
 MARK = "_ipex_master"  # attribute of a parameter that only a wrapped optimizer may step: its dtype
@@ -94,7 +94,7 @@ class Trained(Weight):
     @torch.no_grad()
     def shard(self, param: nn.Parameter) -> None:
         """Keep this process's part of the rest, and refer to `param`."""
-        self._rest = cut(self.rest, param)
+        self._rest = cut_part(self.rest, param)
         super().shard(param)
         self.mark()
 
@@ -136,7 +136,7 @@ class Split(Trained):
 
     def full(self) -> Tensor:
         """Return the joined halves, in new memory."""
-        return whole(join(local(self.param), self.rest), self.param)
+        return wrap_part(join(local(self.param), self.rest), self.param)
 
     def store(self, full: Tensor) -> None:
         """Split `full` into the halves."""
@@ -154,7 +154,7 @@ class Master(Trained):
         """Return `rest`, updated where the parameter has been written since."""
         low = local(self.param)
         self.rest.copy_(torch.where(low == self.rest.to(self.dtype), self.rest, low))
-        return whole(self.rest, self.param)
+        return wrap_part(self.rest, self.param)
 
     def store(self, full: Tensor) -> None:
         """Store `full`, and its rounded value in the parameter."""
@@ -209,7 +209,7 @@ def weights_of(model: nn.Module) -> dict[nn.Parameter, Weight]:
     return {w.param: w for module in model.modules() for w in table(module).values()}
 
 
-def unplaced(model: nn.Module) -> dict[nn.Parameter, Place]:
+def find_unplaced(model: nn.Module) -> dict[nn.Parameter, Place]:
     """Return places for the parameters of `model` that are in no table yet."""
     placed = {entry.param for module in model.modules() for entry in _places(module).values()}
     return {p: Place(p, p.dtype) for p in model.parameters() if p not in placed}
@@ -288,7 +288,7 @@ def has_tables() -> bool:
     return bool(_tables)
 
 
-def displaced(params: Collection[Tensor]) -> Iterator[tuple[nn.Module, str]]:
+def find_displaced(params: Collection[Tensor]) -> Iterator[tuple[nn.Module, str]]:
     """Yield modules and names where a low-precision value has replaced one with a master weight.
 
     Only if `params` train that value. FSDP1, which flattens parameters, and parametrizations do

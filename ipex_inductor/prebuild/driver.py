@@ -31,14 +31,14 @@ def files() -> Mapping[str, bytes]:
 
     Raises `NoModuleError`.
     """
-    modules = _built()
+    modules = _build_modules()
     if isinstance(modules, str):
         raise NoModuleError(modules)
     return {f"{folder}/{name}": data for folder in FOLDERS for name, data in modules.items()}
 
 
 @functools.cache
-def _built() -> Mapping[str, bytes] | str:
+def _build_modules() -> Mapping[str, bytes] | str:
     """Return the module's files by name, or the reason why they cannot be built."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:

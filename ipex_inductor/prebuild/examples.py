@@ -63,7 +63,7 @@ class Example:
             "Return such a pair; ranges of sizes and an optimizer may follow.",
         )
 
-    def as_asked(self, dtype: torch.dtype | None, training: bool) -> Self:
+    def with_mode(self, dtype: torch.dtype | None, training: bool) -> Self:
         """Return the example in train or eval mode, with floating point cast to `dtype`.
 
         The optimizer is kept only in training.

@@ -40,7 +40,7 @@ from ipex_inductor.prebuild.package import (
     Package,
     Part,
     described,
-    encoded,
+    encode,
     part_of,
 )
 from ipex_inductor.reporting.decisions import Event, GraphReport
@@ -150,7 +150,7 @@ def _make_entry(
         call = _Exported.of(model, args, named)
     with ExitStack() as stack, torch.no_grad():
         if target and target.kind == "cpu":
-            stack.enter_context(x86_levels.described(x86_levels.check(target)))
+            stack.enter_context(x86_levels.target_level(x86_levels.check(target)))
         elif target:
             stack.enter_context(packaging(target))
             stack.enter_context(fake_tensors(allow_non_fake_inputs=True))
@@ -195,7 +195,7 @@ class _Exported:
     @classmethod
     def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> "_Exported":
         """Export a model; raise `ArgumentError` if inputs, outputs or weights cannot be used."""
-        program, gm = compat.exported(model, args, kwargs)
+        program, gm = compat.export_model(model, args, kwargs)
         leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
         _refuse_odd(leaves, "input")
         saved = frozenset(model.state_dict())
@@ -380,9 +380,9 @@ def _compile_entry(call: _Exported, ahead: Ahead) -> Entry:
         arguments=call.arguments,
         results=call.results,
         leaves=tuple(None if leaf is None else call.describe(leaf) for leaf in leaves),
-        fixed=tuple(None if isinstance(leaf, Tensor) else encoded(leaf) for leaf in call.leaves),
+        fixed=tuple(None if isinstance(leaf, Tensor) else encode(leaf) for leaf in call.leaves),
         returned=tuple(v if kind == "tensor" else None for kind, v in call.returned),
-        returned_fixed=tuple(encoded(v) if kind == "fixed" else None for kind, v in call.returned),
+        returned_fixed=tuple(encode(v) if kind == "fixed" else None for kind, v in call.returned),
         weights={n: d for n, d in compilation.weights.items() if n not in constants},
         constants={n: compilation.weights[n] for n in constants},
         device="cuda" if call.on_gpu else "cpu",

@@ -29,7 +29,7 @@ from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import compile_graph
 from ipex_inductor.compiler import graph_cache
 from ipex_inductor.compiler.arguments import Where
-from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.compiler.inner_compile import copy_graph
 from ipex_inductor.errors import ArgumentError, CompilerNotFoundError, OptionError
 from ipex_inductor.prebuild import described, describing, driver
 from ipex_inductor.prebuild.steps import load_step
@@ -123,13 +123,13 @@ def prebuild(
         Exception: errors of `described.device`, `x86_levels.check`, `steps.load_step` and
             compilation.
     """
-    checked(model, mode, training)
+    check_model(model, mode, training)
     kernels_only = _why_kernels_only(target)
     began = time.perf_counter()
     with _building(target, training, cached=not kernels_only) as building:
         call = (model, tuple(example_inputs), dict(kwargs or {}))
-        twin, args, named = described_as(call, _place(target))
-        marked(args, named, dynamic)
+        twin, args, named = fake_copy(call, _place(target))
+        mark_dynamic_sizes(args, named, dynamic)
         graphs = _compile_graphs(twin, args, named, mode, options)
         if optimizer is not None:
             load_step(optimizer, _place(target), scaler)
@@ -178,8 +178,8 @@ def _building(target: Target, training: bool, cached: bool) -> Iterator[_Buildin
         torch.set_grad_enabled(training),
         compat.backward_too(),
         compat.dynamo_unchanged(),
-        graph_cache.looked_for() as graph_files,
-        kernels.looked_for() as kernel_keys,
+        graph_cache.collect_files() as graph_files,
+        kernels.record_keys() as kernel_keys,
         decisions.capturing() as reports,
     ):
         yield _Building(compiled, graph_files, kernel_keys, reports)
@@ -202,7 +202,7 @@ def _as_level(target: Target) -> Iterator[described.Made]:
     if toolkit.compiler() is None:
         advice = "Install one (`apt-get install g++`); users of the bundle need none."
         raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", advice)
-    with x86_levels.ahead(level):
+    with x86_levels.compile_ahead(level):
         yield described.Made()
 
 
@@ -210,7 +210,7 @@ def _look_into(entries: Mapping[Key, Entry], compiled: described.Made) -> None:
     """Record the libraries of CPU graphs, and build our library too if they call it."""
     calls = False
     for entry in entries.values():
-        files = workroom.unpacked(entry.blob)
+        files = workroom.unpack_files(entry.blob)
         compiled.kernels += (Path(name).stem for name in files if name.endswith(".so"))
         calls |= any(symbol in data for data in files.values() for symbol in CALLS)
     if calls:
@@ -250,7 +250,7 @@ def _compile_graphs(
     def compile_and_go_on(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         nonlocal graphs
         graphs += 1
-        eager = copied(gm)
+        eager = copy_graph(gm)
         compile_graph(gm, inputs, mode=mode, options={**(options or {}), "strict": True})
         return eager.forward
 
@@ -268,7 +268,7 @@ def _module_for_driver() -> tuple[Mapping[str, bytes], str]:
 
 def _reader_of_weights() -> list[Key]:
     """Return the key of the library that checks the weights at each call."""
-    with kernels.looked_for() as keys:
+    with kernels.record_keys() as keys:
         weights_cpp.reader.__wrapped__()  # bypasses the cache, as this process may have it already
     return keys
 
@@ -279,7 +279,7 @@ def prebuild_step(optimizer: Optimizer, target: Target, *, scaler: bool = False)
     See `steps.load_step`; raises what that, `described.device` and `x86_levels.check` raise.
     """
     began = time.perf_counter()
-    with _describe(target), kernels.looked_for() as keys:
+    with _describe(target), kernels.record_keys() as keys:
         load_step(optimizer, _place(target), scaler)
     entries, seconds = _read_entries(keys), time.perf_counter() - began
     return Prebuilt(target, compat.why_not_for(target.kind), own=entries, seconds=seconds)
@@ -323,18 +323,22 @@ def _graphs(entries: dict[Key, Entry]) -> dict[Key, Entry]:
     """
 
     def has_graph(entry: Entry) -> bool:
-        return any(name.startswith(compat.KEPT_GRAPHS) for name in workroom.unpacked(entry.blob))
+        return any(
+            name.startswith(compat.KEPT_GRAPHS) for name in workroom.unpack_files(entry.blob)
+        )
 
     return {key: entry for key, entry in entries.items() if has_graph(entry)}
 
 
 def _ready(entry: Entry, more: Mapping[str, bytes]) -> Entry:
     """Return a compressed entry for transport, with `more` files added to torch's."""
-    blob = frame_fields({**workroom.unpacked(entry.blob), **more}) if more else entry.blob
-    return Entry(entry.meta, workroom.smaller(blob))
+    blob = frame_fields({**workroom.unpack_files(entry.blob), **more}) if more else entry.blob
+    return Entry(entry.meta, workroom.compress_files(blob))
 
 
-def marked(args: Sequence[Any], named: Mapping[str, Any], dynamic: Dynamic | None) -> None:
+def mark_dynamic_sizes(
+    args: Sequence[Any], named: Mapping[str, Any], dynamic: Dynamic | None
+) -> None:
     """Mark the varying sizes for Dynamo; raise `ArgumentError` for a missing dimension."""
     for which, dims in (dynamic or {}).items():
         path = which if isinstance(which, tuple) else (which,)
@@ -363,7 +367,7 @@ def _mark(tensor: Any, which: int | str | Where, dims: Mapping[int, Range]) -> N
         torch._dynamo.mark_dynamic(tensor, dim, **limits)
 
 
-def checked(model: nn.Module, mode: str | None, training: bool) -> None:
+def check_model(model: nn.Module, mode: str | None, training: bool) -> None:
     """Raise `OptionError` or `ArgumentError` if the model cannot be compiled ahead."""
     if mode in TIMED:
         advice = "Tune where that GPU is; its records are used here without a mode."
@@ -373,7 +377,7 @@ def checked(model: nn.Module, mode: str | None, training: bool) -> None:
         raise ArgumentError("a module in eval mode", "one in train mode", advice)
 
 
-def described_as(value: Any, device: torch.device) -> Any:
+def fake_copy(value: Any, device: torch.device) -> Any:
     """Return a copy whose tensors are fake ones on that device, with equal strides.
 
     A tensor that occurs several times becomes one fake tensor.

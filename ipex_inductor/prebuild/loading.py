@@ -34,7 +34,7 @@ from ipex_inductor.prebuild.package import (
     NODES,
     Described,
     Package,
-    decoded,
+    decode,
 )
 from ipex_inductor.reporting.decisions import Event, GraphReport
 from ipex_inductor.runtime import gc_pause
@@ -61,7 +61,7 @@ class LoadedModel:
             for name, about in package.constants.items()
         }
         self._parts = [(part.weights, part.program) for part in package.parts]
-        self._fixed, self._returned_fixed = map(decoded, (package.fixed, package.returned_fixed))
+        self._fixed, self._returned_fixed = map(decode, (package.fixed, package.returned_fixed))
         self._inputs = [(n, a) for n, a in enumerate(package.leaves) if a is not None]
         self._static: dict[int, Tensor] = {}
         self._runner = _open_runner(files, str(self._device))
@@ -147,7 +147,7 @@ def load(
         PackageError: no package in it was made for this torch and this CPU.
         ArgumentError: the weights do not fit.
     """
-    with gc_pause.paused():  # a full garbage collection would walk all of torch's objects in vain
+    with gc_pause.pause():  # a full garbage collection would walk all of torch's objects in vain
         bundle = open_bundle(Path(path), allow_unsigned, allow_older)
         try:
             package, blob = _fitting(bundle)

@@ -29,10 +29,10 @@ class Described(msgspec.Struct, frozen=True):
         """Return why a value cannot be passed to code on `device`, "" if it can."""
         if not isinstance(value, Tensor):
             return f"a {type(value).__name__}"
-        same = plain(value.dtype) == self.dtype and tuple(value.shape) == self.shape
+        same = short_name(value.dtype) == self.dtype and tuple(value.shape) == self.shape
         if same and value.device == device and value.layout == torch.strided:
             return ""
-        return f"{plain(value.dtype)}{list(value.shape)} on {value.device}"
+        return f"{short_name(value.dtype)}{list(value.shape)} on {value.device}"
 
     def laid_out(self, value: Tensor) -> Tensor:
         """Return the tensor, or a copy that has the required strides."""
@@ -64,7 +64,7 @@ class Part(msgspec.Struct, frozen=True):
     def program(self) -> Program:
         """Return the program to run on the weights."""
         steps = (
-            Step(c.op, decoded(c.args), tuple((n, decoded(v)) for n, v in c.kwargs.items()))
+            Step(c.op, decode(c.args), tuple((n, decode(v)) for n, v in c.kwargs.items()))
             for c in self.calls
         )
         numbers = tuple(range(len(self.weights)))
@@ -98,20 +98,20 @@ class Package(msgspec.Struct, frozen=True):
 def described(value: Tensor) -> Described:
     """Return the description of a tensor; sizes and strides become plain integers."""
     shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
-    return Described(plain(value.dtype), shape, strides, value.device.type)
+    return Described(short_name(value.dtype), shape, strides, value.device.type)
 
 
 def part_of(program: Program, names: Mapping[int, str]) -> Part:
     """Return a program with its inputs by name; raise `ArgumentError` if it is not plain data."""
     calls = (
-        Call(s.op, tuple(map(encoded, s.args)), {n: encoded(v) for n, v in s.kwargs})
+        Call(s.op, tuple(map(encode, s.args)), {n: encode(v) for n, v in s.kwargs})
         for s in program.steps
     )
     weights = tuple(names[number] for number in program.inputs)
     return Part(weights, tuple(calls), tuple(ref.index for ref in program.outputs))
 
 
-def plain(value: object) -> str:
+def short_name(value: object) -> str:
     """Return the name of a torch value without the prefix: `float32` for `torch.float32`."""
     return str(value).removeprefix("torch.")
 
@@ -120,7 +120,7 @@ def plain(value: object) -> str:
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
-def encoded(value: Any) -> Any:
+def encode(value: Any) -> Any:
     """Return an op's argument as JSON: lists, plain values, or one-key objects, as {"ref": 3}.
 
     Raises `ArgumentError` for other values.
@@ -128,7 +128,7 @@ def encoded(value: Any) -> Any:
     if isinstance(value, Ref):
         return {"ref": value.index}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [encoded(part) for part in value]
+        return [encode(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return {"float": repr(value)}
     if value is None or isinstance(value, bool | int | float | str):
@@ -137,17 +137,17 @@ def encoded(value: Any) -> Any:
         return {"device": str(value)}
     for name, kind in _NAMED.items():
         if isinstance(value, kind):
-            return {name: plain(value)}
+            return {name: short_name(value)}
     actual = f"a {type(value).__name__}"
     raise ArgumentError(
         "a weight prologue of plain values", actual, "Compile it without packaging."
     )
 
 
-def decoded(value: Any) -> Any:
+def decode(value: Any) -> Any:
     """Return the argument that `encoded` wrote."""
     if isinstance(value, list | tuple):
-        return [decoded(part) for part in value]
+        return [decode(part) for part in value]
     if not isinstance(value, dict):
         return value
     ((kind, text),) = value.items()

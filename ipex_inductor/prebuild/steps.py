@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import FUSED_OPTIMIZERS, kernels, launch_groups_cuda, norms
-from ipex_inductor.optim.planning import expected
+from ipex_inductor.optim.planning import list_kernels
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates.build.cpp import ship
 from ipex_inductor.templates.optimizer.step import StepKernel, cpp_source
@@ -47,7 +47,7 @@ def load_step(optimizer: Optimizer, device: torch.device, scaler: bool = False) 
     state = vars(optimizer)
     options = state.get(kernels.OPTIONS) or kernels.Options()
     scaled, clips = scaler or options.clip_norm is not None, options.clip_norm is not None
-    step_kernels = expected(optimizer, state.get(TABLE, {}), scaled, options.zero_grad)
+    step_kernels = list_kernels(optimizer, state.get(TABLE, {}), scaled, options.zero_grad)
     if device.type == "cpu":
         for kernel in step_kernels:
             ship(partial(cpp_source, kernel), pairs(kernel.problem))

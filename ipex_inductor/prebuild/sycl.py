@@ -18,16 +18,22 @@ from ipex_inductor import compat
 from ipex_inductor.aot_cache import default_store, kernels
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.compiler.inner_compile import copy_graph
 from ipex_inductor.compiler.kernel_selection import sycl_kernels
 from ipex_inductor.errors import ArgumentError, MissingPackageError, SyclAbsentError, SyclError
 from ipex_inductor.optim import FUSED_OPTIMIZERS
 from ipex_inductor.optim import kernels as steps
-from ipex_inductor.optim.planning import expected
+from ipex_inductor.optim.planning import list_kernels
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described_xpu
 from ipex_inductor.prebuild.describing import INDEX
-from ipex_inductor.prebuild.graphs import Dynamic, Prebuilt, checked, described_as, marked
+from ipex_inductor.prebuild.graphs import (
+    Dynamic,
+    Prebuilt,
+    check_model,
+    fake_copy,
+    mark_dynamic_sizes,
+)
 from ipex_inductor.target.device import Target
 from ipex_inductor.templates.sycl import binaries, ocloc, shim, worker, zebin
 from ipex_inductor.templates.sycl.source import Source
@@ -73,7 +79,7 @@ def prebuild(
         SyclAbsentError: no SYCL compiler can be used.
         Exception: errors of `graphs.prebuild` and `described_xpu.device`.
     """
-    checked(model, mode, training)
+    check_model(model, mode, training)
     began = time.perf_counter()
     sources = (
         {}
@@ -122,7 +128,7 @@ def _of_graphs(
     fake_tensors: Any = FakeTensorMode  # without type annotations
 
     def learn(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        eager = copied(gm)
+        eager = copy_graph(gm)
         sources.update(sycl_kernels(gm, inputs, mode, options))
         return eager.forward
 
@@ -133,8 +139,8 @@ def _of_graphs(
         compat.dynamo_unchanged(),
     ):
         call = (model, tuple(example_inputs), dict(kwargs or {}))
-        twin, args, named = described_as(call, XPU)
-        marked(args, named, dynamic)
+        twin, args, named = fake_copy(call, XPU)
+        mark_dynamic_sizes(args, named, dynamic)
         compiled: Any = torch.compile(twin, backend=learn)
         compiled(*args, **named)
     return sources
@@ -145,12 +151,12 @@ def _libraries(steps: bool) -> dict[Key, Entry]:
 
     `steps`: include the library that reads the tensors of optimizer steps.
     """
-    with kernels.looked_for() as keys:
+    with kernels.record_keys() as keys:
         if steps:
             reader.__wrapped__()  # also where this process has it already
     store = default_store.store()
     entries = {key: entry for key in keys if store and (entry := store.get(key))}
-    return dict([shim.shipped()]) | entries
+    return dict([shim.cache_entry()]) | entries
 
 
 def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
@@ -167,7 +173,7 @@ def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
     state = vars(optimizer)
     options = state.get(steps.OPTIONS) or steps.Options()
     scaled = scaler or options.clip_norm is not None
-    step_kernels = expected(optimizer, state.get(TABLE, {}), scaled, options.zero_grad)
+    step_kernels = list_kernels(optimizer, state.get(TABLE, {}), scaled, options.zero_grad)
     return {
         step_source(k, counting=False): f"{name} {k.param} {k.rest}".strip() for k in step_kernels
     }
@@ -189,7 +195,7 @@ class _Built:
                 "SYCL's CPU device, for which its compiler starts", "none", advice
             )
         try:
-            self.ocloc = ocloc.named()
+            self.ocloc = ocloc.compiler_name()
         except MissingPackageError as error:
             self.lacking = f"none: {error}"
 
@@ -207,7 +213,7 @@ class _Built:
     def _spirv(self, source: Source) -> bytes:
         """Return the SPIR-V of a source."""
         assert self._compiler is not None
-        return worker.compiled(source, self._compiler, native=False).spirv
+        return worker.compile_source(source, self._compiler, native=False).spirv
 
     def _native(self, source: Source, spirv: bytes) -> Iterator[dict[str, Any]]:
         """Compile native code and yield its facts; keep the entry only if none is wrong."""

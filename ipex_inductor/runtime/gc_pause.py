@@ -29,7 +29,7 @@ _lock = threading.Lock()
 
 
 @contextlib.contextmanager
-def paused() -> Iterator[None]:
+def pause() -> Iterator[None]:
     """Disable the collector until the block ends or this thread calls `resume`.
 
     Blocks of threads may overlap: the last one enables it again. A collector that was disabled
@@ -57,7 +57,7 @@ def pause_while_dynamo_is_imported() -> None:
         sys.meta_path.insert(0, _DynamosFinder)
 
 
-def put_off() -> None:
+def postpone() -> None:
     """Collect only after half a million new objects, instead of some hundreds, until `resume`.
 
     A threshold that is as high already, or a disabled collector, stays.
@@ -77,7 +77,7 @@ def resume() -> None:
         if threading.get_ident() in _pausing:
             _pausing.remove(threading.get_ident())
             if not _pausing and _was_on:
-                _settle()
+                _age_new_objects()
                 gc.enable()
 
 
@@ -86,11 +86,11 @@ def _restore_thresholds() -> None:
     global _usual
     if _usual and gc.get_threshold()[0] == _PUT_OFF:  # else the user has set another one
         gc.set_threshold(*_usual)
-        _settle()
+        _age_new_objects()
     _usual = None
 
 
-def _settle() -> None:
+def _age_new_objects() -> None:
     """Move new objects to the oldest generation, as most of them are long-lived.
 
     Else a collection that walks everything is due at once. Objects that users froze must stay
@@ -129,7 +129,7 @@ class _DynamosFinder:
 def _execute(loader: SourceFileLoader, module: ModuleType) -> None:
     """Execute a module with the collector paused, and restore the loader's own method."""
     loader.__dict__.pop("exec_module", None)
-    with paused():
+    with pause():
         loader.exec_module(module)
 
 

@@ -34,7 +34,7 @@ def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | Non
         return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
 
 
-def begin_room() -> None:
+def begin_mapping() -> None:
     """Start a new mapping for the next weights, which may live longer than earlier ones."""
     global _last
     with _lock:
@@ -89,7 +89,7 @@ def _available_of_group() -> float:
     return math.inf
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Have the allocator return free memory to the system, which glibc would retain."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

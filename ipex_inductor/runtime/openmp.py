@@ -52,10 +52,10 @@ def bind(cores: Sequence[int], free: Iterable[int]) -> None:
 
 
 @contextlib.contextmanager
-def bound(cores: Sequence[int]) -> Iterator[None]:
+def bind_team(cores: Sequence[int]) -> Iterator[None]:
     """Bind the team to `cores` inside the block, and restore its threads and cores after it."""
     count, free = torch.get_num_threads(), getattr(_bound, "free", None)
-    before = _looked_at(count)
+    before = _cores_of_team(count)
     _bound.free = free or before[0]
     mkl = _set_threads(len(cores), len(cores))
     try:
@@ -69,7 +69,7 @@ def bound(cores: Sequence[int]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unbound() -> Iterator[None]:
+def unbind() -> Iterator[None]:
     """Give this thread its cores of before `bind` inside the block, for threads started there.
 
     A pool of compile workers outlives the call that starts it, and would stay on one core.
@@ -107,7 +107,7 @@ def in_each(count: int, call: Callable[[int], object]) -> None:
         raise errors[0]
 
 
-def places() -> frozenset[int]:
+def openmp_places() -> frozenset[int]:
     """Return the cores that OpenMP was set to use (OMP_PLACES, OMP_PROC_BIND); empty if unset.
 
     If set, OpenMP bound the first thread when it was loaded, so that its cores from Linux are
@@ -127,7 +127,7 @@ _REGION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _bound = threading.local()  # `free`: the cores this thread had before it was bound
 
 
-def _looked_at(count: int) -> dict[int, set[int]]:
+def _cores_of_team(count: int) -> dict[int, set[int]]:
     """Return the cores of each thread of this thread's team."""
     cores: dict[int, set[int]] = {}
 

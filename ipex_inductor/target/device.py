@@ -99,7 +99,7 @@ def current(device: "torch.device | str" = "cpu") -> Target:
     count = getattr(torch, device.type).device_count() if read else 0
     if read is None or (device.index or 0) >= count:
         received = f"{device} ({count} {device.type} devices present)"
-        advice = "Use a present one, or described() for one that need not be."
+        advice = "Use a present one, or find_target() for one that need not be."
         raise DeviceError("cpu, or a cuda or xpu device of this machine", received, advice)
     return _complete(read(getattr(torch, device.type).get_device_properties(device)))
 
@@ -147,7 +147,7 @@ def as_cpu(arch: str) -> Iterator[None]:
 _as_if: ContextVar[str] = ContextVar("as_if", default="")
 
 
-def described(name: str) -> Target:
+def find_target(name: str) -> Target:
     """Return the table's target of that alias (`h200`), name or `arch:name`, or a CPU level.
 
     Case and dashes are ignored. A CPU level of x86-64 is written as `x86-64:avx2`.

@@ -82,18 +82,18 @@ def check(target: Target) -> Level:
 
 
 @contextmanager
-def described(level: Level) -> Iterator[None]:
+def target_level(level: Level) -> Iterator[None]:
     """Let all that this thread compiles inside be compiled for a CPU of that level."""
     with as_cpu(level.arch), compat.vectors(level.vectors, level.onednn):
         yield
 
 
 @contextmanager
-def ahead(level: Level) -> Iterator[None]:
+def compile_ahead(level: Level) -> Iterator[None]:
     """Compile for a level as in `described`, and look up and store graphs under this level only."""
     token = _ahead.set(level)
     try:
-        with described(level):
+        with target_level(level):
             yield
     finally:
         _ahead.reset(token)
@@ -107,13 +107,13 @@ def compiled_ahead() -> Level | None:
 _ahead: ContextVar[Level | None] = ContextVar("ahead", default=None)
 
 
-def served() -> tuple[Level, ...]:
+def served_levels() -> tuple[Level, ...]:
     """Return the levels whose code this CPU runs, highest first; empty if torch supports none."""
-    return _served(architecture()) if compat.compiles_for_levels() else ()
+    return _levels_of(architecture()) if compat.compiles_for_levels() else ()
 
 
 @functools.cache
-def _served(arch: str) -> tuple[Level, ...]:
+def _levels_of(arch: str) -> tuple[Level, ...]:
     able = torch.cpu.get_capabilities()  # a hypervisor may hide instructions of a level
     return tuple(
         candidate

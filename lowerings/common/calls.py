@@ -11,7 +11,7 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor import compat
 from ipex_inductor.autotune.record import Choice, Operand, Problem
-from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
 
 DTYPES = {"bfloat16", "float16", "float32"}
 
@@ -81,7 +81,7 @@ def why_not(problem: Problem) -> str | None:
 
 def why_odd(problem: Problem) -> str | None:
     """Return why the sizes or dtypes exclude libraries and templates; None if they do not."""
-    operands = named(problem).values()
+    operands = operands_by_name(problem).values()
     if problem.symbols:
         return "its sizes vary"
     dtypes = {operand.dtype for operand in operands}

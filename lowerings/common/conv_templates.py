@@ -19,7 +19,7 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import DTYPES, is_channels_last
 from ipex_inductor.lowerings.common.templated import (
     Grid,
-    behind,
+    apply_epilogue,
     calls,
     dense,
     is_xe,
@@ -27,10 +27,10 @@ from ipex_inductor.lowerings.common.templated import (
     template,
     why_no_product,
 )
-from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
 from ipex_inductor.ops.depthwise import taps
 from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.ops.stem import arranged, image_of, rows_of, runs, sides
+from ipex_inductor.ops.stem import image_of, rows_of, runs, sides, to_matrix
 from ipex_inductor.templates.triton import (
     conv_depthwise,
     conv_grouped,
@@ -46,7 +46,7 @@ STAGES = 2  # for templates without a loop, where nothing can be pipelined
 
 def why_not_ours(problem: Problem) -> str | None:
     """Return why none of our convolution templates can compute `problem`, or None."""
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if not problem.arch.startswith(("sm_", "gfx", "xe:")):
         return f"our templates are not for {problem.arch}"
@@ -70,7 +70,7 @@ def why_not_ours(problem: Problem) -> str | None:
 
 def why_not_multiplied(problem: Problem) -> str | None:
     """Return why no GEMM template of many channels can compute `problem`, or None."""
-    x = named(problem)["x"]
+    x = operands_by_name(problem)["x"]
     if reason := why_not_ours(problem):
         return reason
     if x.dtype == "float32":
@@ -80,7 +80,7 @@ def why_not_multiplied(problem: Problem) -> str | None:
     return None if is_channels_last(x) else "its input is not channels-last"
 
 
-def both(padding: Any) -> list[int]:
+def expand_padding(padding: Any) -> list[int]:
     """Return the padding of rows and of columns; "valid" is given as one zero."""
     return [*padding] * 2 if len(padding) == 1 else [*padding]
 
@@ -137,7 +137,7 @@ def with_epilogue(
     if bias is not None:
         rows = rows + bias
     addend = other if other is None else rows_of(other)
-    result = behind(rows, like.dtype, addend, binary, unary, scalars)
+    result = apply_epilogue(rows, like.dtype, addend, binary, unary, scalars)
     return image_of(result, len(like), *size)
 
 
@@ -145,7 +145,7 @@ def with_epilogue(
 
 
 def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None:
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if len(weight.shape) == 4 and (int(weight.shape[1]) > FEW_CHANNELS or constants["groups"] != 1):
         return "it is grouped or has too many channels for the small-channel template"
@@ -161,7 +161,7 @@ def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None
         return "its kernel is dilated"
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
     patch_runs = runs(
-        image, window, ints(constants["stride"]), both(ints(constants["padding"])), last
+        image, window, ints(constants["stride"]), expand_padding(ints(constants["padding"])), last
     )
     widest = conv_small_channel.XE_WIDEST if is_xe(problem.arch) else conv_small_channel.WIDEST
     fits = conv_small_channel.fits(tile, int(weight.shape[0]), patch_runs, widest)
@@ -170,7 +170,7 @@ def _why_not_stem(tile: conv_small_channel.Tile, problem: Problem) -> str | None
 
 def is_product(problem: Problem) -> bool:
     """Return whether a convolution is a GEMM: 1x1 kernel, stride 1, no padding, one group."""
-    weight, constants = named(problem)["weight"], problem.constants
+    weight, constants = operands_by_name(problem)["weight"], problem.constants
     once = {*weight.shape[2:], *ints(constants["stride"])} == {1} and constants["groups"] == 1
     return once and {*ints(constants["padding"])} == {0}
 
@@ -207,15 +207,15 @@ def stem_matrix(
         padding: padding of the spatial dimensions.
     """
     last = is_last(x)
-    patch_runs = runs(x.shape[1:], weight.shape[2:], stride, both(padding), last)
-    return arranged(weight, patch_runs, last)
+    patch_runs = runs(x.shape[1:], weight.shape[2:], stride, expand_padding(padding), last)
+    return to_matrix(weight, patch_runs, last)
 
 
 def _stem(
     tile: conv_small_channel.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any
 ) -> Tensor:
     bias, other, stride, padding, *epilogue_args = rest
-    window = [*weight.shape[2:]], stride, both(padding)
+    window = [*weight.shape[2:]], stride, expand_padding(padding)
     rows = torch.ops.ipex.conv_stem(x, matrix, *window, is_last(x), [*astuple(tile)])
     size = sides(x.shape[2:], *window)
     return with_epilogue(rows, x, size, bias, other, *epilogue_args)
@@ -250,7 +250,7 @@ def _lower_stem(
 
 
 def _why_not_depthwise(tile: Any, problem: Problem) -> str | None:
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if constants["groups"] == 1 or not constants["groups"] == x.shape[1] == weight.shape[0]:
         return "it is not a depthwise convolution"
@@ -276,7 +276,7 @@ def _depthwise(
     *rest: Any,
 ) -> Tensor:
     bias, other, stride, padding, dilation, *epilogue_args = rest
-    window = [*weight.shape[2:]], stride, both(padding), dilation
+    window = [*weight.shape[2:]], stride, expand_padding(padding), dilation
     rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, template, [*astuple(tile)])
     size = sides(x.shape[2:], *window)
     return with_epilogue(rows, x, size, bias, other, *epilogue_args)
@@ -304,7 +304,7 @@ def _lower_depthwise(
 
 
 def _why_not_grouped(tile: conv_grouped.Tile, problem: Problem) -> str | None:
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if constants["groups"] == 1 or constants["groups"] == x.shape[1] == weight.shape[0]:
         return "it has no groups of several channels"
@@ -332,7 +332,7 @@ def _conv_grouped(
     tile: conv_grouped.Tile, blocks: Tensor, x: Tensor, weight: Tensor, *rest: Any
 ) -> Tensor:
     bias, other, stride, padding, dilation, _, _, groups, *_ = rest
-    window = [*weight.shape[2:]], stride, both(padding), dilation
+    window = [*weight.shape[2:]], stride, expand_padding(padding), dilation
     sizes = groups, len(weight), [*astuple(tile)]
     rows = torch.ops.ipex.conv_grouped(x, blocks, *window, *sizes)
     size = sides(x.shape[2:], *window)
@@ -378,7 +378,7 @@ def in_blocks(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ..
     return cdiv(rows, meta["BLOCK_M"]), cdiv(columns, meta["BLOCK_N"]), 1
 
 
-def counted(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
+def counted_grid(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...]:
     """Return a grid of as many blocks as the constants give, by blocks of N."""
     return meta["BLOCKS"], cdiv(columns, meta["BLOCK_N"]), 1
 
@@ -390,8 +390,8 @@ def in_a_row(rows: Any, columns: Any, meta: Any, *, cdiv: Any) -> tuple[Any, ...
 
 GRIDS: dict[str, Grid] = {
     "stem": in_blocks,
-    "depthwise": counted,
-    "strips": counted,
+    "depthwise": counted_grid,
+    "strips": counted_grid,
     "grouped": in_a_row,
 }
 

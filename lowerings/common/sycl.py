@@ -17,7 +17,7 @@ from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.errors import SyclAbsentError
 from ipex_inductor.lowerings.common.calls import DTYPES, Call, is_channels_last
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.templates.sycl.kernel import DTYPES as WORDS
 from ipex_inductor.templates.sycl.kernel import HEAD, part
 from ipex_inductor.templates.sycl.source import Source as Source
@@ -33,7 +33,7 @@ TEXTS = {  # by template: source files that its digest covers
 }
 
 
-def installed() -> str:
+def describe_runtime() -> str:
     """Return a description of the SYCL runtime installed here."""
     from ipex_inductor.templates.sycl import wheels
 
@@ -109,7 +109,7 @@ def is_ours(choice: Choice) -> bool:
 
 
 def _dtype(problem: Problem) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, named(problem)["x"].dtype)
+    dtype: torch.dtype = getattr(torch, operands_by_name(problem)["x"].dtype)
     return dtype
 
 
@@ -212,7 +212,7 @@ def _conv(
 
 
 def _why_not(block: str, problem: Problem) -> str | None:
-    operands, arch = named(problem), arch_of(problem)
+    operands, arch = operands_by_name(problem), arch_of(problem)
     if arch not in ENGINES:
         return f"no kernel in SYCL is for {problem.arch}"
     dtypes = {operand.dtype for operand in operands.values()}
@@ -229,7 +229,7 @@ def _why_not(block: str, problem: Problem) -> str | None:
 
 
 def _why_not_conv(block: str, problem: Problem) -> str | None:
-    x, constants = named(problem)["x"], problem.constants
+    x, constants = operands_by_name(problem)["x"], problem.constants
     if constants["transposed"]:
         return "no kernel in SYCL is for transposed convolutions"
     if len(x.shape) != 4:

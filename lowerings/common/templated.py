@@ -82,7 +82,7 @@ def _workspace(size: int, device: torch.device) -> Any:
 SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
 
 
-def behind(
+def apply_epilogue(
     sums: Tensor,
     dtype: torch.dtype,
     other: Tensor | None,
@@ -107,7 +107,7 @@ def behind(
     return result.to(dtype)
 
 
-def behind_rows(
+def apply_epilogue_to_rows(
     sums: Tensor,
     x: Tensor,
     other: Tensor | None,
@@ -130,7 +130,7 @@ def behind_rows(
     """
     size = *x.shape[:-1], sums.shape[-1]
     rows = None if other is None else other.reshape(sums.shape)
-    return behind(sums, x.dtype, rows, binary, unary, scalars).view(size)
+    return apply_epilogue(sums, x.dtype, rows, binary, unary, scalars).view(size)
 
 
 def dense(x: Any, last: bool = False) -> Any:
@@ -144,7 +144,7 @@ def dense(x: Any, last: bool = False) -> Any:
     return ir.ExternKernel.require_exact_strides(ir.ExternKernel.realize_input(x), strides)
 
 
-def aligned(x: Any, vector: int) -> Any:
+def align_to_vector(x: Any, vector: int) -> Any:
     """Return `x`, copied if its start is not aligned to TMA vectors of `vector` bytes.
 
     Only a part of a larger tensor may start unaligned.
@@ -160,7 +160,7 @@ def facts(arch: str) -> tuple[int, int]:
     For an unknown one these are the minimum over the most similar known devices.
     """
     try:
-        device = target.described(arch)
+        device = target.find_target(arch)
     except TargetError:
         device = None
     level, maker = arch.split(":")[0], arch[:3]

@@ -28,7 +28,7 @@ from ipex_inductor.lowerings.common.templated import (
     template,
 )
 from ipex_inductor.lowerings.conv import conv
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops import preactivated as op
 from ipex_inductor.templates.triton import batch_norm_relu
 from ipex_inductor.templates.triton.batch_norm_relu import Tile
@@ -37,9 +37,9 @@ NAMES = ("stride", "padding", "dilation", "transposed", "output_padding", "group
 VECTOR = 8  # 16-bit elements that are loaded at once
 
 
-def apart(problem: Problem) -> Problem:
+def extract_convolution(problem: Problem) -> Problem:
     """Return the problem of the convolution that reads the result of norm and ReLU."""
-    by_name = named(problem)
+    by_name = operands_by_name(problem)
     x, weight = by_name["x"], by_name["weight"]
     batch, _, height, width = ints(x.shape)
     channels = int(weight.shape[1])
@@ -63,14 +63,14 @@ def _why_odd(problem: Problem) -> str | None:
     """Return why neither the fused kernel nor separate ops can be measured, or None."""
     if problem.symbols:
         return "its sizes vary"
-    x = named(problem)["x"]
+    x = operands_by_name(problem)["x"]
     return None if len(x.shape) == 4 else "it is not over a plane"
 
 
 def _why_not_separate(call: Call, problem: Problem) -> str | None:
     if reason := _why_odd(problem):
         return reason
-    conv_problem = apart(problem)
+    conv_problem = extract_convolution(problem)
     return (
         call.why_not(conv_problem)
         if call.has_epilogue(conv_problem)
@@ -80,7 +80,7 @@ def _why_not_separate(call: Call, problem: Problem) -> str | None:
 
 def _run_separately(call: Call, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
     *norm, unary, scalars = rest
-    image = op.activated(x, *norm)
+    image = op.activate(x, *norm)
     return call.body(image, weight, bias, None, *op.WINDOW, "none", unary, scalars, "")
 
 
@@ -102,11 +102,11 @@ def _separate_calls() -> tuple[Call, ...]:
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
-    if reason := _why_odd(problem) or why_not_multiplied(apart(problem)):
+    if reason := _why_odd(problem) or why_not_multiplied(extract_convolution(problem)):
         return reason
     if not problem.arch.startswith("sm_"):
         return f"the template is not for {problem.arch}"
-    operands = named(problem)
+    operands = operands_by_name(problem)
     first, *more_parts = _parts(operands)
     if not all(map(is_channels_last, (first, *more_parts))):
         return "a part is not channels-last"

@@ -23,7 +23,7 @@ from ipex_inductor.lowerings.common.calls import (
 from ipex_inductor.lowerings.common.onednn import OneDnnCall
 from ipex_inductor.lowerings.conv import conv_many
 from ipex_inductor.lowerings.gemm import persistent, software_pipelined, weight_stationary
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.conv import reference
 from ipex_inductor.ops.epilogue import UNARY
@@ -217,7 +217,7 @@ def _why_not(problem: Problem) -> str | None:
     reason = why_not(problem)
     if reason is not None:
         return reason
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     if constants["transposed"]:
         return "cuDNN has no epilogue of a transposed convolution"
     if len(operands["x"].shape) != 4:
@@ -240,13 +240,15 @@ def _why_not_cudnn(problem: Problem) -> str | None:
 
 
 def _why_not_gemm(problem: Problem) -> str | None:
-    if len(named(problem)["x"].shape) == 4 and not conv_templates.is_product(problem):
+    if len(operands_by_name(problem)["x"].shape) == 4 and not conv_templates.is_product(problem):
         return "it is no 1x1 convolution with stride 1 and without padding"
     return _why_not(problem)
 
 
 def _why_not_activation(problem: Problem) -> str | None:
-    no_bias = "cuBLASLt's epilogue needs a bias" if "bias" not in named(problem) else None
+    no_bias = (
+        "cuBLASLt's epilogue needs a bias" if "bias" not in operands_by_name(problem) else None
+    )
     return no_bias or _why_not_gemm(problem)
 
 
@@ -263,7 +265,7 @@ def _run_padded(filled: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor
 def _why_not_padded(problem: Problem) -> str | None:
     if reason := _why_not(problem):
         return reason
-    x = named(problem)["x"]
+    x = operands_by_name(problem)["x"]
     channels, vector = int(x.shape[1]), VECTOR // getattr(torch, x.dtype).itemsize
     if channels <= vector // 2:
         return (

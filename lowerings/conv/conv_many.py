@@ -15,7 +15,7 @@ from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Operand, Problem
 from ipex_inductor.lowerings.common.conv_templates import (
-    both,
+    expand_padding,
     in_a_row,
     ints,
     is_product,
@@ -24,7 +24,7 @@ from ipex_inductor.lowerings.common.conv_templates import (
     with_epilogue,
 )
 from ipex_inductor.lowerings.common.templated import (
-    aligned,
+    align_to_vector,
     calls,
     dense,
     facts,
@@ -32,7 +32,7 @@ from ipex_inductor.lowerings.common.templated import (
     is_xe,
 )
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.fprop import rows_of_weight
 from ipex_inductor.ops.stem import sides
 from ipex_inductor.templates.triton import conv_fprop, conv_tma, weight_stationary
@@ -44,7 +44,7 @@ Shape = tuple[int, list[int], int, list[int], list[int], list[int], list[int]]
 
 def _why_not(problem: Problem) -> str | None:
     """Return why neither template can compute `problem`, or None."""
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     x = operands["x"]
     if constants["groups"] != 1 or int(x.shape[1]) < conv_fprop.FEWEST_CHANNELS:
         return "it is grouped or has too few channels"
@@ -58,7 +58,7 @@ def _why_not_fprop(tile: conv_fprop.Tile, problem: Problem) -> str | None:
     reason = _why_not(problem)
     if reason is not None:
         return reason
-    out_channels, channels, *window = ints(named(problem)["weight"].shape)
+    out_channels, channels, *window = ints(operands_by_name(problem)["weight"].shape)
     if math.prod(window) > conv_fprop.MOST_PLACES:
         return "its kernel is too large"
     wide = tile.BLOCK_N > conv_fprop.NARROW and problem.arch.startswith("sm_")
@@ -71,10 +71,10 @@ def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
     reason = _why_not(problem)
     if reason is not None:
         return reason
-    out_channels, channels, *window = ints(named(problem)["weight"].shape)
+    out_channels, channels, *window = ints(operands_by_name(problem)["weight"].shape)
     if math.prod(window) > conv_tma.MOST_PLACES:
         return "its kernel is too large"
-    image, elements = named(problem)["x"], _pixels(problem) * out_channels
+    image, elements = operands_by_name(problem)["x"], _pixels(problem) * out_channels
     return why_not_in_boxes(tile, problem, image, [channels], out_channels, elements)
 
 
@@ -119,18 +119,18 @@ def shared_by_boxes(tile: conv_tma.Tile, terms: Sequence[int], dtype: torch.dtyp
 
 def _pixels(problem: Problem) -> int:
     """Return the number of output pixels of the whole batch."""
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     batch, _, *size = ints(operands["x"].shape)
     stride, padding, dilation = (
         ints(constants[name]) for name in ("stride", "padding", "dilation")
     )
     kernel_size = ints(operands["weight"].shape[2:])
-    return batch * math.prod(sides(size, kernel_size, stride, both(padding), dilation))
+    return batch * math.prod(sides(size, kernel_size, stride, expand_padding(padding), dilation))
 
 
 def _intensity(problem: Problem) -> float:
     """Return the operations per byte of activation, result and addend."""
-    operands, pixels = named(problem), _pixels(problem)
+    operands, pixels = operands_by_name(problem), _pixels(problem)
     x, weight = ints(operands["x"].shape), ints(operands["weight"].shape)
     written = pixels * weight[0] * (2 if "other" in operands else 1)
     size: int = getattr(torch, operands["x"].dtype).itemsize
@@ -144,7 +144,7 @@ def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 def _conv(template: str) -> Any:
     def body(tile: Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         bias, other, stride, padding, dilation, *epilogue_args = rest
-        geometry = [*weight.shape[2:]], stride, both(padding), dilation
+        geometry = [*weight.shape[2:]], stride, expand_padding(padding), dilation
         sums = torch.ops.ipex.conv_fprop(x, rows, *geometry, template, [*astuple(tile)])
         return with_epilogue(sums, x, sides(x.shape[2:], *geometry), bias, other, *epilogue_args)
 
@@ -177,7 +177,7 @@ def _lower_fprop(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
 
 def _lower_boxes(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
     chosen = conv_tma.Tile(*tile)
-    x, rows = (aligned(tensor, conv_tma.VECTOR) for tensor in inputs)
+    x, rows = (align_to_vector(tensor, conv_tma.VECTOR) for tensor in inputs)
     multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
     shared = shared_by_boxes(chosen, shape[1][:1], x.get_dtype())
     programs = multiprocessors * max(1, shared_memory // shared)

@@ -16,15 +16,15 @@ from ipex_inductor.lowerings.common.calls import DTYPES, Call, always, is_channe
 from ipex_inductor.lowerings.common.conv_templates import FEW_CHANNELS, NO_TF32, ints
 from ipex_inductor.lowerings.common.templated import calls, dense, facts, node, template
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
 from ipex_inductor.ops.conv_weight import reference
-from ipex_inductor.ops.stem import Runs, restored, runs
+from ipex_inductor.ops.stem import Runs, from_matrix, runs
 from ipex_inductor.templates.triton import conv_small_channel_weight
 from ipex_inductor.templates.triton.conv_small_channel_weight import Tile
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     grad, x, weight = (operands[name] for name in ("grad", "x", "weight"))
     if not problem.arch.startswith(("sm_", "gfx")):
         return f"our templates are not for {problem.arch}"
@@ -61,7 +61,7 @@ def _stride_and_padding(problem: Problem) -> tuple[Any, Any]:
 
 
 def _why_not_tile(tile: Tile, problem: Problem, patch_runs: Runs) -> str | None:
-    grad = named(problem)["grad"]
+    grad = operands_by_name(problem)["grad"]
     if not conv_small_channel_weight.fits(tile, int(grad.shape[1]), patch_runs):
         return "the tile does not fit"
     _, shared_memory = facts(problem.arch)
@@ -106,7 +106,7 @@ def _weight_gradient(
         grad, x, *geometry, pixels_per_part, columns, [*astuple(tile)]
     )
     matrix = sums.view(-1, len(weight), columns).sum(0).t()
-    gradient = restored(matrix, patch_runs, x.shape[1], kernel_size, last).to(grad.dtype)
+    gradient = from_matrix(matrix, patch_runs, x.shape[1], kernel_size, last).to(grad.dtype)
     return gradient.contiguous(memory_format=_format(x, weight))
 
 

@@ -19,7 +19,7 @@ from ipex_inductor.autotune.record import Operand, Problem
 from ipex_inductor.lowerings.common.calls import Call, is_channels_last
 from ipex_inductor.lowerings.common.conv_templates import ints, why_not_multiplied, with_epilogue
 from ipex_inductor.lowerings.common.templated import (
-    aligned,
+    align_to_vector,
     calls,
     dense,
     facts,
@@ -32,7 +32,7 @@ from ipex_inductor.lowerings.conv import conv
 from ipex_inductor.lowerings.conv.conv_many import shared_by_boxes, why_not_in_boxes
 from ipex_inductor.lowerings.gemm.weight_stationary import why_not_streams, why_too_few
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.templates.triton import conv_tma, weight_stationary
 from ipex_inductor.templates.triton import residual as shortcut
 
@@ -43,7 +43,7 @@ ADDING |= {"transposed": False, "output_padding": [0, 0], "groups": 1}
 ADDING |= {"binary": "add", "unary": "relu", "scalars": [], "packed": ""}
 
 
-def apart(problem: Problem) -> Problem:
+def extract_convolution(problem: Problem) -> Problem:
     """Return the problem of the convolution that adds the projection's result."""
     x, weight, bias, *_ = problem.operands
     batch, _, height, width = ints(x.shape)
@@ -60,7 +60,7 @@ def _why_varied(problem: Problem) -> str | None:
 
 
 def _why_not_separate(call: Call, problem: Problem) -> str | None:
-    return _why_varied(problem) or call.why_not(apart(problem))
+    return _why_varied(problem) or call.why_not(extract_convolution(problem))
 
 
 def _run_separately(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
@@ -93,9 +93,9 @@ def _separate_calls() -> tuple[Call, ...]:
 
 def _why_not(problem: Problem) -> str | None:
     """Return why neither template can compute `problem`, or None."""
-    if reason := _why_varied(problem) or why_not_multiplied(apart(problem)):
+    if reason := _why_varied(problem) or why_not_multiplied(extract_convolution(problem)):
         return reason
-    operands = named(problem)
+    operands = operands_by_name(problem)
     source, projection = operands["source"], operands["projection"]
     if {source.dtype, projection.dtype} != {operands["x"].dtype}:
         return "its operands have different dtypes"
@@ -108,7 +108,7 @@ def _why_not(problem: Problem) -> str | None:
 
 def _sizes(problem: Problem) -> tuple[int, int, tuple[int, int]]:
     """Return M, N, and the K of both sums."""
-    operands = named(problem)
+    operands = operands_by_name(problem)
     batch, terms, *image = ints(operands["x"].shape)
     out, other_terms = int(operands["weight"].shape[0]), int(operands["source"].shape[1])
     return batch * math.prod(image), out, (terms, other_terms)
@@ -131,7 +131,7 @@ def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
     if reason := _why_not(problem):
         return reason
     rows, columns, terms = _sizes(problem)
-    source = named(problem)["source"]
+    source = operands_by_name(problem)["source"]
     return why_not_in_boxes(tile, problem, source, terms, columns, rows * columns)
 
 
@@ -161,7 +161,7 @@ def _lower(
     if kind == "boxes":
         chosen, text = conv_tma.Tile(*tile), shortcut.BOXES
         x, weight, source, projection = (
-            aligned(tensor, conv_tma.VECTOR) for tensor in (x, weight, source, projection)
+            align_to_vector(tensor, conv_tma.VECTOR) for tensor in (x, weight, source, projection)
         )
         fitting = shared_memory // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
     else:

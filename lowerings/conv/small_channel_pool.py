@@ -19,8 +19,8 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import Call, is_channels_last
 from ipex_inductor.lowerings.common.conv_templates import (
     FEW_CHANNELS,
-    both,
-    counted,
+    counted_grid,
+    expand_padding,
     ints,
     is_last,
     stem_matrix,
@@ -28,7 +28,7 @@ from ipex_inductor.lowerings.common.conv_templates import (
 )
 from ipex_inductor.lowerings.common.templated import calls, dense, node, template
 from ipex_inductor.lowerings.conv import conv
-from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
 from ipex_inductor.ops.stem import image_of, runs, sides
 from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
 from ipex_inductor.templates.triton import conv_small_channel_pool
@@ -43,11 +43,11 @@ REST: dict[str, Any] = {"dilation": [1, 1], "transposed": False, "output_padding
 REST |= {"groups": 1, "binary": "none", "unary": "relu", "scalars": [], "packed": ""}
 
 
-def apart(problem: Problem) -> Problem:
+def extract_convolution(problem: Problem) -> Problem:
     """Return the problem of the convolution with its ReLU."""
     rest = {k: tuple(v) if isinstance(v, list) else v for k, v in REST.items()}
     constants = {**problem.constants, "other": None, **rest}
-    operands = (*named(problem).values(),)
+    operands = (*operands_by_name(problem).values(),)
     op = str(torch.ops.ipex.conv.default)
     return replace(problem, op=op, operands=operands, constants=constants, epilogue="")
 
@@ -74,7 +74,9 @@ def _separate_calls() -> tuple[Call, ...]:
         Call(
             call.name,
             functools.partial(body, call),
-            functools.partial(lambda call, problem: call.why_not(apart(problem)), call),
+            functools.partial(
+                lambda call, problem: call.why_not(extract_convolution(problem)), call
+            ),
             parameters=call.parameters,
             version=call.version,
             arrange=call.arrange and functools.partial(arrange, call),
@@ -87,11 +89,11 @@ def _separate_calls() -> tuple[Call, ...]:
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
-    operands, constants = named(problem), problem.constants
+    operands, constants = operands_by_name(problem), problem.constants
     x, weight = operands["x"], operands["weight"]
     if len(x.shape) == 4 and int(weight.shape[1]) > FEW_CHANNELS:
         return "it has too many channels for the small-channel template"
-    if reason := why_not_ours(apart(problem)):
+    if reason := why_not_ours(extract_convolution(problem)):
         return reason
     if x.dtype not in HALVES:
         return f"two of {x.dtype} are no register"
@@ -103,7 +105,7 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     image, window = ints(x.shape[1:]), ints(weight.shape[2:])
     if math.prod(image) > MOST:
         return "its activation has too many elements for 32-bit indices"
-    stride, padding = ints(constants["stride"]), both(ints(constants["padding"]))
+    stride, padding = ints(constants["stride"]), expand_padding(ints(constants["padding"]))
     patch_runs = runs(image, window, stride, padding, last)
     fits = conv_small_channel_pool.fits(tile, int(weight.shape[0]), patch_runs.terms)
     return None if fits else "the tile does not fit"
@@ -122,9 +124,9 @@ def _run_fused(
     stride: list[int],
     padding: list[int],
 ) -> Tensor:
-    geometry = [*weight.shape[2:]], stride, both(padding)
+    geometry = [*weight.shape[2:]], stride, expand_padding(padding)
     rows = torch.ops.ipex.stem_pool_rows(x, matrix, bias, *geometry, is_last(x), [*astuple(tile)])
-    size = conv_small_channel_pool.pooled(sides(x.shape[2:], *geometry))
+    size = conv_small_channel_pool.pooled_size(sides(x.shape[2:], *geometry))
     return image_of(rows, len(x), *size)
 
 
@@ -149,7 +151,7 @@ def _lower(
     )
     rows = batch * constants["POOL_H"] * constants["POOL_W"]
     return node(
-        template("ipex_stem_pool", conv_small_channel_pool.SOURCE, counted),
+        template("ipex_stem_pool", conv_small_channel_pool.SOURCE, counted_grid),
         inputs,
         ir.FixedLayout(x.get_device(), x.get_dtype(), [rows, columns]),
         chosen.num_warps,

@@ -26,7 +26,7 @@ class OurCall(ir.ExternKernelOut):
             if not hasattr(wrapper, "ipex_kernels"):
                 packaged = V.graph.aot_mode  # A package runs without Python.
                 wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if packaged else ""
-                declarations = cpu_library.declared(packaged)
+                declarations = cpu_library.declarations(packaged)
                 wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declarations)
             wrapper.writeline(f"/* {self.python_kernel_name} */ {self.in_cpp()}")
             return

@@ -15,7 +15,7 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import Call, always
 from ipex_inductor.lowerings.common.conv_templates import ints
 from ipex_inductor.lowerings.common.templated import (
-    aligned,
+    align_to_vector,
     calls,
     dense,
     facts,
@@ -25,7 +25,7 @@ from ipex_inductor.lowerings.common.templated import (
 )
 from ipex_inductor.lowerings.gemm.rows import rows_of_layer, sizes, why_no_layer, why_too_small
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.gated import reference
 from ipex_inductor.templates.triton import glu
 from ipex_inductor.templates.triton.glu import Tile
@@ -37,7 +37,7 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
         return "it is for Hopper's copy engine"
     if reason := why_no_layer(problem):
         return reason
-    operands = named(problem)
+    operands = operands_by_name(problem)
     if problem.constants["unary"] not in glu.UNARY:
         return "the template has no such activation"
     if ("bias" in operands) != ("gate_bias" in operands):
@@ -89,7 +89,7 @@ def _lower(
     tensors = (t for t in (x, gate, weight, gate_bias, bias) if t is not None)
     return node(
         template("ipex_gated", glu.SOURCE, in_turns),
-        [aligned(dense(tensor), VECTOR) for tensor in tensors],
+        [align_to_vector(dense(tensor), VECTOR) for tensor in tensors],
         ir.FixedLayout(x.get_device(), torch.float32, [rows, columns]),
         chosen.num_warps,
         chosen.num_stages,

@@ -19,7 +19,7 @@ from ipex_inductor.lowerings.common.calls import (
 )
 from ipex_inductor.lowerings.common.onednn import OneDnnCall
 from ipex_inductor.lowerings.gemm import persistent, skinny, software_pipelined, weight_stationary
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops import epilogue
 from ipex_inductor.ops.epilogue import UNARY
 from ipex_inductor.ops.linear import reference
@@ -82,7 +82,7 @@ def _addmm_activation(
 
 
 def _why_not_activation(problem: Problem) -> str | None:
-    bias = named(problem).get("bias")
+    bias = operands_by_name(problem).get("bias")
     if bias is None:
         return "cuBLASLt's epilogue needs a bias"
     if bias.stride != (1,):

@@ -20,15 +20,15 @@ from ipex_inductor.lowerings.common.conv_templates import (
     with_epilogue,
 )
 from ipex_inductor.lowerings.common.templated import (
-    aligned,
-    behind_rows,
+    align_to_vector,
+    apply_epilogue_to_rows,
     calls,
     dense,
     in_turns,
     node,
     template,
 )
-from ipex_inductor.lowerings.problem.workload import empty, named
+from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
 from ipex_inductor.ops.stem import rows_of
 
 
@@ -61,7 +61,7 @@ def products(
     )
 
 
-def lowered(
+def lower_gemm(
     name: str, source: str, tile: Any, operands: Sequence[Any], vector: int = 1, **constants: Any
 ) -> Any:
     """Lower a GEMM to a template.
@@ -74,7 +74,9 @@ def lowered(
         vector: bytes to which the operands are aligned.
         constants: constants of the template.
     """
-    tensors = [aligned(dense(operand), vector) for operand in operands if operand is not None]
+    tensors = [
+        align_to_vector(dense(operand), vector) for operand in operands if operand is not None
+    ]
     size = [constants["ROWS"], constants["COLUMNS"]]
     return node(
         template(name, source, in_turns),
@@ -127,7 +129,7 @@ def _linear(
         packed: unused.
     """
     sums = op(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
-    return behind_rows(sums, x, other, binary, unary, scalars)
+    return apply_epilogue_to_rows(sums, x, other, binary, unary, scalars)
 
 
 def _conv(
@@ -158,7 +160,7 @@ def _conv(
 
 def why_no_layer(problem: Problem) -> str | None:
     """Return why a linear layer cannot run as a template's GEMM, or None."""
-    operands = named(problem)
+    operands = operands_by_name(problem)
     if not problem.arch.startswith(("sm_", "gfx")):
         return f"our templates are not for {problem.arch}"
     if (reason := why_odd(problem)) is not None:
@@ -172,7 +174,7 @@ def why_no_layer(problem: Problem) -> str | None:
 
 def why_no_pixels(problem: Problem) -> str | None:
     """Return why a convolution cannot run as a template's GEMM, or None."""
-    x = named(problem)["x"]
+    x = operands_by_name(problem)["x"]
     if (reason := why_not_ours(problem)) is not None:
         return reason
     if x.dtype == "float32":
@@ -184,10 +186,10 @@ def why_no_pixels(problem: Problem) -> str | None:
 
 def rows_of_layer(problem: Problem) -> int:
     """Return M of a linear layer."""
-    return math.prod(ints(named(problem)["x"].shape[:-1]))
+    return math.prod(ints(operands_by_name(problem)["x"].shape[:-1]))
 
 
 def rows_of_image(problem: Problem) -> int:
     """Return M of a 1x1 convolution."""
-    batch, _, *image = ints(named(problem)["x"].shape)
+    batch, _, *image = ints(operands_by_name(problem)["x"].shape)
     return batch * math.prod(image)

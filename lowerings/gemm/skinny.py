@@ -13,14 +13,14 @@ from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import Call, why_odd
 from ipex_inductor.lowerings.common.templated import (
-    behind_rows,
+    apply_epilogue_to_rows,
     facts,
     is_xe,
     node,
     template,
     why_no_product,
 )
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.templates.triton.skinny import (
     MOST,
     NAME,
@@ -98,7 +98,7 @@ def _run_skinny(
         sums = sums.view(-1, rows.shape[0], sums.shape[1]).sum(0)
     if bias is not None:
         sums = sums + bias
-    return behind_rows(sums, x, other, binary, unary, scalars)
+    return apply_epilogue_to_rows(sums, x, other, binary, unary, scalars)
 
 
 def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
@@ -111,7 +111,7 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
         return "the tile is not for Intel's GPUs"
     if tile.joined and not problem.arch.startswith("sm_"):
         return f"no parts were joined on {problem.arch} yet"
-    operands = named(problem)
+    operands = operands_by_name(problem)
     x, weight = operands["x"], operands["weight"]
     no_product = None if one_row else why_no_product(problem.arch, x.dtype)
     if no_product is not None:

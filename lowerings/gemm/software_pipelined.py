@@ -9,8 +9,8 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.conv_templates import ints
 from ipex_inductor.lowerings.common.templated import facts
-from ipex_inductor.lowerings.gemm.rows import lowered, products, sizes, why_too_small
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.gemm.rows import lower_gemm, products, sizes, why_too_small
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.templates.triton import software_pipelined
 from ipex_inductor.templates.triton.software_pipelined import VECTOR, Tile
 
@@ -19,7 +19,7 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     chosen = Tile(*tile)
     constants = software_pipelined.constants(*sizes(x, weight), bias is not None, chosen)
     operands = x, weight, bias
-    return lowered(
+    return lower_gemm(
         "ipex_pipelined", software_pipelined.SOURCE, chosen, operands, VECTOR, **constants
     )
 
@@ -27,7 +27,7 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
     if tile not in software_pipelined.tiles(problem.arch):
         return f"the tile is not for {problem.arch}"
-    operands = named(problem)
+    operands = operands_by_name(problem)
     itemsize = getattr(torch, operands["x"].dtype).itemsize
     columns, terms = ints(operands["weight"].shape[:2])
     fewest = {
@@ -54,7 +54,7 @@ def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
 
 def is_uneven(problem: Problem) -> bool:
     """Return whether rows of the result are no whole vectors, given static sizes."""
-    weight = named(problem)["weight"]
+    weight = operands_by_name(problem)["weight"]
     return bool(int(weight.shape[0]) * getattr(torch, weight.dtype).itemsize % VECTOR)
 
 

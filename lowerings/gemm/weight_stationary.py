@@ -9,9 +9,9 @@ from torch._inductor.lowering import register_lowering
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.conv_templates import ints
 from ipex_inductor.lowerings.common.templated import facts
-from ipex_inductor.lowerings.gemm.rows import lowered, products, sizes
+from ipex_inductor.lowerings.gemm.rows import lower_gemm, products, sizes
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.templates.triton import weight_stationary
 from ipex_inductor.templates.triton.weight_stationary import Tile
 
@@ -26,13 +26,13 @@ def _lower(x: Any, weight: Any, bias: Any, tile: list[int]) -> Any:
     constants = weight_stationary.constants(
         rows, columns, terms, bias is not None, chosen, programs
     )
-    return lowered(
+    return lower_gemm(
         "ipex_streamed", weight_stationary.SOURCE, chosen, (x, weight, bias), **constants
     )
 
 
 def _why_not(tile: Tile, problem: Problem, rows: int) -> str | None:
-    operands = named(problem)
+    operands = operands_by_name(problem)
     columns, terms = ints(operands["weight"].shape[:2])
     if reason := why_not_streams(tile, rows, columns, [terms]):
         return reason

@@ -12,7 +12,7 @@ from ipex_inductor.errors import DeviceError
 from ipex_inductor.lowerings.optimizer.step_rows import bits
 from ipex_inductor.ops.update import Held, Row, Update
 from ipex_inductor.templates.build import cuda
-from ipex_inductor.templates.build.cpp import NotBuiltError, given
+from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.step_cuda import (
     ROWS,
     VECTOR,
@@ -20,7 +20,7 @@ from ipex_inductor.templates.optimizer.step_cuda import (
     Room,
     Sent,
     chunks_of,
-    loaded,
+    load_triton_kernel,
     tile,
 )
 from ipex_inductor.templates.optimizer.update_triton import (
@@ -172,7 +172,7 @@ class _Words:
 
 
 def _kernel(update: Update, device: torch.device, name: str, aligned: bool = True) -> cuda.Kernel:
-    return given(_kernel_or_why(update, device, name, aligned))
+    return require_found(_kernel_or_why(update, device, name, aligned))
 
 
 @functools.lru_cache(maxsize=256)
@@ -183,7 +183,7 @@ def _kernel_or_why(
     elements = {"ALIGNED": VECTOR if aligned else 1, "BLOCK": block}
     signature = step_signature if name == "step" else scalars_signature
     try:
-        return loaded(
+        return load_triton_kernel(
             update_triton_source(update),
             name,
             device,

@@ -39,7 +39,7 @@ IMAGES = HALVES | {torch.float32, torch.bool}
 
 
 @contextlib.contextmanager
-def tiled(off: frozenset[str], report: GraphReport) -> Iterator[None]:
+def use_channel_tiles(off: frozenset[str], report: GraphReport) -> Iterator[None]:
     """Use channel tiles where they gain, for graphs compiled within the context in this thread.
 
     A handler of choices that is not Inductor's own is left in place, and this is reported. The

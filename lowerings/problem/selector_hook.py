@@ -103,7 +103,7 @@ def choosing(now: Choosing) -> Iterator[Choosing]:
         _current.reset(token)
 
 
-def tell(offer: Offer) -> None:
+def add_offer(offer: Offer) -> None:
     """Add an offer to the offers of the graph that is being lowered, if there is one."""
     current = _current.get()
     if current is not None:

@@ -103,7 +103,7 @@ def settings_of(device: str) -> dict[str, Constant]:
     return {name: value for name, value in values.items() if value != SETTINGS[name].default}
 
 
-def obeyed(
+def relevant_settings(
     settings: Mapping[str, Constant], op: str, dtypes: Collection[str]
 ) -> dict[str, Constant]:
     """Return the settings that affect a call of `op` on operands of `dtypes`.

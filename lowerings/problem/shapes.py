@@ -18,7 +18,7 @@ import msgspec
 
 from ipex_inductor.autotune.record import Constant, Operand, Problem
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.lowerings.problem.settings import obeyed
+from ipex_inductor.lowerings.problem.settings import relevant_settings
 from ipex_inductor.lowerings.problem.workload import by_one_layout, check
 
 _OPERAND = re.compile(r"(\d+(?:x\d+)*)(?::([TL]))?")
@@ -52,14 +52,16 @@ def problems(
 def _problem(text: str, arch: str, settings: dict[str, Constant]) -> Problem:
     if text.startswith("{"):
         read = msgspec.json.decode(text, type=Problem)
-        relevant = obeyed(read.settings, read.op, {operand.dtype for operand in read.operands})
+        relevant = relevant_settings(
+            read.settings, read.op, {operand.dtype for operand in read.operands}
+        )
         operands = by_one_layout(read.op, read.operands)
         return msgspec.structs.replace(read, operands=operands, settings=relevant)
     head, _, epilogue = text.partition("->")
     op, dtype, *tokens = head.split()
     operands = tuple(_operand(token, dtype) for token in tokens if "=" not in token)
     constants = dict(_constant(token) for token in tokens if "=" in token)
-    relevant = obeyed(settings, op, {operand.dtype for operand in operands})
+    relevant = relevant_settings(settings, op, {operand.dtype for operand in operands})
     laid_out = by_one_layout(op, operands)
     return Problem(op, laid_out, arch, constants, epilogue.strip(), settings=relevant)
 

@@ -22,7 +22,7 @@ from torch.fx import Node
 import ipex_inductor.ops  # noqa: F401  what problems may be of
 from ipex_inductor.autotune.ranges import number, points
 from ipex_inductor.autotune.record import Constant, Operand, Problem, Symbol
-from ipex_inductor.lowerings.problem.settings import obeyed
+from ipex_inductor.lowerings.problem.settings import relevant_settings
 
 VARIANCE = "variance"  # A tensor of this name has only elements well above zero.
 EPILOGUE_NODES = 16  # limit of an epilogue's length, in nodes
@@ -73,7 +73,7 @@ def problem_of(
     text = _text(epilogue, node, {n: f"x{i}" for i, n in enumerate(nodes)})
     ranges = tuple(symbols.values())
     op = str(node.target)
-    relevant = obeyed(settings, op, {operand.dtype for operand in operands})
+    relevant = relevant_settings(settings, op, {operand.dtype for operand in operands})
     return Problem(op, operands, arch, constants, text, ranges, relevant)
 
 
@@ -154,7 +154,7 @@ def function_of(
     return call
 
 
-def named(problem: Problem) -> dict[str, Operand]:
+def operands_by_name(problem: Problem) -> dict[str, Operand]:
     """Return the op's operands by the names of its schema, without the epilogue's operands.
 
     Each tensor of a list has the list's name and its index.
@@ -173,7 +173,7 @@ def check(problem: Problem) -> Problem:
     return problem
 
 
-def widened(problem: Problem) -> Problem:
+def to_float64(problem: Problem) -> Problem:
     """Return the problem in float64: its operands and the casts of its epilogue."""
     wide = tuple(
         replace(o, dtype="float64") if _dtype(o.dtype).is_floating_point else o

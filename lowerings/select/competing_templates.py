@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ipex_inductor.autotune.record import Choice, Problem, decode_problem
 from ipex_inductor.autotune.select import Selection
-from ipex_inductor.lowerings.problem.workload import function_of, named, widened
+from ipex_inductor.lowerings.problem.workload import function_of, operands_by_name, to_float64
 
 CONV, LINEAR = (str(op) for op in (torch.ops.ipex.conv.default, torch.ops.ipex.linear.default))
 # Positions of the two GEMM factors among the operands.
@@ -24,7 +24,7 @@ FACTORS = {"aten.mm.default": (0, 1), "aten.addmm.default": (1, 2)}
 SMALL = 8  # M, N and K of the matrices on which epilogues are compared
 
 
-def settled(
+def prefer_templates(
     selected: Mapping[bytes, Selection], offered: Mapping[bytes, Collection[Choice]]
 ) -> dict[bytes, Selection]:
     """Return `selected` with Inductor's default wherever an Inductor template beats the call.
@@ -61,7 +61,7 @@ def _prefer_default(
         templates: measured Inductor templates, each with the problem it was selected for.
     """
     for template_problem, template in templates:
-        if template.best.p50 < selection.best.p50 and is_plain(template_problem, problem):
+        if template.best.p50 < selection.best.p50 and is_torch_form(template_problem, problem):
             from ipex_inductor.lowerings.select.library import CALLS  # and half of Inductor
 
             default = CALLS[problem.op][0].choice
@@ -72,7 +72,7 @@ def _prefer_default(
     return selection
 
 
-def is_plain(other: Problem, problem: Problem) -> bool:
+def is_torch_form(other: Problem, problem: Problem) -> bool:
     """Return whether `other` is the torch problem that Inductor lists for an `ipex::` `problem`.
 
     Layouts may differ: the stride of a dimension of size one is arbitrary.
@@ -107,7 +107,7 @@ def _is_gemm(torch_problem: Problem, problem: Problem) -> bool:
     """
     if torch_problem.op not in FACTORS or torch_problem.symbols or problem.symbols:
         return False
-    operands = named(problem)
+    operands = operands_by_name(problem)
     x, weight = operands["x"], operands["weight"]
     factors = [torch_problem.operands[i] for i in FACTORS[torch_problem.op]]
     dtypes = {o.dtype for o in (*torch_problem.operands, *problem.operands)}
@@ -152,5 +152,8 @@ def _agree(torch_problem: Problem, problem: Problem) -> bool:
         theirs = [
             factors.get(i, rest.get(len(o.shape))) for i, o in enumerate(torch_problem.operands)
         ]
-        results = function_of(widened(problem))(*ours), function_of(widened(torch_problem))(*theirs)
+        results = (
+            function_of(to_float64(problem))(*ours),
+            function_of(to_float64(torch_problem))(*theirs),
+        )
         return torch.allclose(*results, rtol=1e-9, atol=1e-12)  # the order of sums may differ

@@ -13,10 +13,10 @@ from torch.fx import Node
 from ipex_inductor.autotune.record import Choice, Problem, encode
 from ipex_inductor.autotune.select import (
     Selection,
-    derived,
     lookup,
     nearest,
     neighboring,
+    select_by_stand_in,
 )
 from ipex_inductor.lowerings.common.calls import Call
 from ipex_inductor.lowerings.conv import (
@@ -53,7 +53,7 @@ def calls(problem: Problem) -> list[Call]:
     return [call for call in _with_epilogue(problem) if call.why_not(problem) is None]
 
 
-def plain(problem: Problem) -> Body | None:
+def default_body(problem: Problem) -> Body | None:
     """Return the body that Inductor lowers an `ipex::` op to by default; None for torch ops."""
     return CALLS[problem.op][0].body if problem.op in CALLS else None
 
@@ -106,11 +106,11 @@ class Chooser:
             return None, "missed", next(reasons, "no kernel supports it")
         choices = tuple(call.choice for call in candidates)
         default, key = candidates[0], encode(problem)
-        selector_hook.tell(selector_hook.Offer(problem, choices, default.choice))
+        selector_hook.add_offer(selector_hook.Offer(problem, choices, default.choice))
         selection = self._selected.get(key)
         if selection is None and problem.arch in self._tables:
             candidate_choices = {key: choices}
-            fallbacks = (nearest, derived, neighboring)
+            fallbacks = (nearest, select_by_stand_in, neighboring)
             selections = lookup({key}, None) or next(
                 filter(
                     None,

@@ -30,7 +30,7 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
     """
     first = problems[0]
     try:
-        device = target.described(first.arch)
+        device = target.find_target(first.arch)
     except TargetError:
         return None, None
     dtype = _RATES.get(first.operands[0].dtype, "")
@@ -49,7 +49,7 @@ def shares(problems: Sequence[Problem], microseconds: float) -> tuple[float | No
 def floor(problem: Problem) -> float:
     """Return a lower bound in seconds of the time on the problem's device; 0 if unknown."""
     try:
-        device = target.described(problem.arch)
+        device = target.find_target(problem.arch)
     except TargetError:
         return 0.0
     if problem.symbols:
@@ -78,7 +78,7 @@ def _work(key: bytes) -> tuple[int, int]:
     problem = decode_problem(key)
     with FakeTensorMode(), FlopCounterMode(display=False) as counter:
         operands = [empty(o, torch.device("cpu")) for o in problem.operands]
-        result = function_of(problem, library.plain(problem))(*operands)
+        result = function_of(problem, library.default_body(problem))(*operands)
     moved = sum(
         getattr(torch, o.dtype).itemsize
         * math.prod(int(n) for n, step in zip(o.shape, o.stride, strict=True) if step)

@@ -24,13 +24,13 @@ from ipex_inductor.autotune.database import Shard
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
 from ipex_inductor.autotune.select import (
     Selection,
-    derived,
-    failed,
-    guessed,
+    failed_choices,
     guesser,
     lookup,
     nearest,
     neighboring,
+    select_by_model,
+    select_by_stand_in,
     table_of,
 )
 from ipex_inductor.autotune.told import microseconds
@@ -105,14 +105,14 @@ def settle(
         _store_offers(graph, offers)
         selections = lookup(offers, policy.database)
     if policy.guesses:
-        for find_selections in (nearest, derived, neighboring):
+        for find_selections in (nearest, select_by_stand_in, neighboring):
             unselected = {
                 key: offer.choices for key, offer in offers.items() if key not in selections
             }
             selections |= find_selections(unselected, policy.database)
         unknown = {k: o for k, o in offers.items() if k not in selections and _has_template(o)}
         selections |= _predict_selections(unknown, policy, say)
-    return competing_templates.settled(
+    return competing_templates.prefer_templates(
         selections, {key: offer.choices for key, offer in offers.items()}
     )
 
@@ -144,12 +144,12 @@ def _predict_selections(
         policy: policy whose database has the candidates that failed.
         say: receives the reasons for which the model makes no selection.
     """
-    failures = failed(offers, policy.database) if offers else {}
+    failures = failed_choices(offers, policy.database) if offers else {}
     selections: dict[bytes, Selection] = {}
     reasons: dict[tuple[str, str], None] = {}
     for key, offer in offers.items():
         choices = [c for c in offer.choices if encode(c) not in failures.get(key, ())]
-        guess = guessed(offer.problem, choices, offer.taken)
+        guess = select_by_model(offer.problem, choices, offer.taken)
         if isinstance(guess, Selection):
             selections[key] = guess
         elif guess:
@@ -172,7 +172,7 @@ def _measure(
     """
     unusable = set()
     try:
-        for problem, result in tuned(here(problems, budget), database):
+        for problem, result in store_results(tune_locally(problems, budget), database):
             usable = isinstance(result, Record) and any(o.timing for o in result.outcomes)
             if not usable:
                 reason = result if isinstance(result, str) else "no choice gives what it should"
@@ -191,7 +191,7 @@ def database_of(option: str) -> Path | None:
     """
     if option:
         return Path(os.path.expanduser(option))
-    return own.default_folder() if own.trusted() else None
+    return own.default_folder() if own.is_default_trusted() else None
 
 
 def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[torch.device]) -> bool:
@@ -205,7 +205,7 @@ def may_choose(policy: Policy, gm: torch.fx.GraphModule, devices: Collection[tor
     return any(prefilter.may_guess(gm, model) for model in map(guesser, sorted(archs)) if model)
 
 
-def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
+def store_results(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
     """Yield the results of `measured`, writing each record to disk first and logging failures."""
     shard = Shard(database)
     try:
@@ -220,7 +220,7 @@ def tuned(measured: Iterable[Tuned], database: Path) -> Iterator[Tuned]:
         shard.close()
 
 
-def here(
+def tune_locally(
     problems: Sequence[Problem], budget: float, command: Sequence[str] = COMMAND
 ) -> Iterator[Tuned]:
     """Measure `problems` on this machine, one after the other, in at most `budget` seconds."""
@@ -234,7 +234,7 @@ def here(
                 yield problem, str(refused)
 
 
-def keep_heard(heard: Iterable[Heard], database: Path) -> None:
+def store_inductor_times(heard: Iterable[Heard], database: Path) -> None:
     """Store times measured by Inductor, marked as such: selection does not trust them."""
     shard = Shard(database)
     try:

@@ -13,9 +13,9 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.common.calls import Call
 from ipex_inductor.lowerings.common.sycl import PRODUCT, arch_of
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.stem import sides
-from ipex_inductor.target.device import Target, described
+from ipex_inductor.target.device import Target, find_target
 from ipex_inductor.templates.sycl.kernel import DTYPES
 from ipex_inductor.templates.sycl.tiles import Tile, tiles
 
@@ -37,7 +37,7 @@ def fastest(problem: Problem, offered: Sequence[Call]) -> tuple[Call, str] | Non
     target = _target(problem) if sycl_calls and not problem.symbols else None
     if target is None:
         return None
-    dtype = DTYPES[getattr(torch, named(problem)["x"].dtype)]
+    dtype = DTYPES[getattr(torch, operands_by_name(problem)["x"].dtype)]
     tiles_by_block = {tile.block: tile for tile in tiles(arch_of(problem), dtype)}
     times = [
         _tile_seconds(problem, target, dtype, tiles_by_block[str(c.parameters["block"])])
@@ -57,7 +57,7 @@ def fastest(problem: Problem, offered: Sequence[Call]) -> tuple[Call, str] | Non
 def _target(problem: Problem) -> Target | None:
     """Return the description of the problem's device; None if its peaks are not known."""
     try:
-        device = described(problem.arch)
+        device = find_target(problem.arch)
     except TargetError:
         return None
     return device if device.bandwidth and device.rates else None
@@ -92,7 +92,7 @@ def _tile_seconds(problem: Problem, target: Target, dtype: str, tile: Tile) -> f
 
 def _sizes(problem: Problem) -> tuple[int, int, int]:
     """Return M, N and K of the GEMM; a convolution counts as its implicit GEMM."""
-    operands = named(problem)
+    operands = operands_by_name(problem)
     x, weight = ([int(n) for n in operands[name].shape] for name in ("x", "weight"))
     if problem.op != str(torch.ops.ipex.conv.default):
         return math.prod(x[:-1]), weight[0], weight[1]
@@ -115,11 +115,11 @@ def _result_bytes(problem: Problem) -> int:
 
 def _moved_bytes(problem: Problem) -> int:
     """Return the bytes of all operands and of the result, each counted once."""
-    operands = named(problem).values()
+    operands = operands_by_name(problem).values()
     sizes = (math.prod(int(n) for n in operand.shape) for operand in operands)
     return sum(sizes) * _itemsize(problem) + _result_bytes(problem)
 
 
 def _itemsize(problem: Problem) -> int:
-    dtype: torch.dtype = getattr(torch, named(problem)["x"].dtype)
+    dtype: torch.dtype = getattr(torch, operands_by_name(problem)["x"].dtype)
     return dtype.itemsize

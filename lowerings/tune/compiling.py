@@ -52,21 +52,21 @@ class Begun:
 
     def takes(self) -> dict[str, int]:
         """Return the multiprocessor resources that the templates of the compiled graph use."""
-        return resources.taken(self.modules)
+        return resources.resource_use(self.modules)
 
 
-def compiled(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
+def compile_choice(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Run:
     """Compile the problem's graph with `choice`, call it once, and return it.
 
     Raises:
         ValueError: the choice is not available, see `begun`.
     """
-    graph = begun(problem, choice, inputs).waited()
+    graph = start_choice(problem, choice, inputs).waited()
     graph.run(inputs)
     return graph.run
 
 
-def begun(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Begun:
+def start_choice(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Begun:
     """Start the compilation of the problem's graph with `choice`.
 
     Raises:
@@ -81,7 +81,7 @@ def begun(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -> Begun:
     return graph
 
 
-def offered(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Begun, Offer]:
+def list_candidates(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Begun, Offer]:
     """Start the compilation with the default choice, and return the graph with the candidates.
 
     Raises:
@@ -103,7 +103,7 @@ def offered(problem: Problem, inputs: Sequence[Tensor]) -> tuple[Begun, Offer]:
     return graph, offer
 
 
-def lowered(
+def start_graph(
     problem: Problem,
     inputs: Sequence[Tensor],
     options: dict[str, Any],
@@ -120,7 +120,7 @@ def lowered(
         waits: whether to return only when all is compiled, which is required where Inductor itself
             times its kernels.
     """
-    with torch.no_grad(), compat.graph_caches_off(), resources.loaded() as modules:
+    with torch.no_grad(), compat.graph_caches_off(), resources.collect_modules() as modules:
         if problem.symbols:
             run = _dynamic(problem, inputs, options)
             run(*inputs)  # The first call compiles.
@@ -142,14 +142,14 @@ def _start_call(problem: Problem, call: Call, inputs: Sequence[Tensor]) -> Begun
     """
     lowerings.register()
     if call.arrange is None:
-        return lowered(problem, inputs, USUALLY, function_of(problem, call.body))
+        return start_graph(problem, inputs, USUALLY, function_of(problem, call.body))
     arrange = function_of(replace(problem, epilogue=""), call.arrange)
 
     def function(weight: Tensor, *operands: Tensor) -> Tensor:
         return function_of(problem, functools.partial(call.body, weight))(*operands)
 
     arranged = Arranged(arrange)
-    graph = lowered(problem, [arranged(inputs), *inputs], USUALLY, function)
+    graph = start_graph(problem, [arranged(inputs), *inputs], USUALLY, function)
     return Begun(
         lambda operands: graph.run([arranged(operands), *operands]), graph.wait, graph.modules
     )
@@ -183,7 +183,7 @@ def _lower_with_offers(
     """Start the problem's graph, and return it with Inductor's offers for its ops."""
     choices = Choosing(selected)
     with choosing(choices):
-        graph = lowered(problem, inputs, OPTIONS)
+        graph = start_graph(problem, inputs, OPTIONS)
     return graph, choices.offers
 
 

@@ -55,7 +55,7 @@ class Graphs:
         for i, graph in graphs.items():
             self.doing(i)
             if isinstance(graph, Begun):
-                graphs[i] = tried(graph.waited)
+                graphs[i] = try_compile(graph.waited)
         if compat.compilers() > 1:
             failed = [i for i, graph in graphs.items() if isinstance(graph, Exception)]
             for number, i in enumerate(failed):
@@ -72,18 +72,18 @@ class Graphs:
                 break
             i = pending.popleft()
             self.doing(i)
-            graphs[i] = self.usual.get(i) or tried(functools.partial(self._begin, i))
+            graphs[i] = self.usual.get(i) or try_compile(functools.partial(self._begin, i))
         return graphs
 
     def _begin(self, number: int) -> Begun:
-        return compiling.begun(self.problem, self.choices[number], self.inputs)
+        return compiling.start_choice(self.problem, self.choices[number], self.inputs)
 
     def _compile_alone(self, number: int) -> Tried:
         with compat.compiles_anew_in_this_process():
-            return tried(lambda: self._begin(number).waited())
+            return try_compile(lambda: self._begin(number).waited())
 
 
-def tried(make: Callable[[], Begun]) -> Tried:
+def try_compile(make: Callable[[], Begun]) -> Tried:
     """Return what `make` returns, or the error that it failed with."""
     try:
         return make()

@@ -8,7 +8,7 @@ _NAMES = {"registers": "n_regs", "spills": "n_spills", "shared_memory": "shared"
 
 
 @contextlib.contextmanager
-def loaded() -> Iterator[list[Any]]:
+def collect_modules() -> Iterator[list[Any]]:
     """Collect the modules that Inductor loads within the context.
 
     The list that the context yields is filled when the context ends.
@@ -23,7 +23,7 @@ def loaded() -> Iterator[list[Any]]:
         modules += PyCodeCache.modules[before:]
 
 
-def taken(modules: Iterable[Any]) -> dict[str, int]:
+def resource_use(modules: Iterable[Any]) -> dict[str, int]:
     """Return the largest resource use of any template in `modules`; empty if there is none.
 
     Registers and spills are per thread in units of 4 bytes. Shared memory is per block in bytes.

@@ -27,11 +27,11 @@ from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings.problem import settings
 from ipex_inductor.lowerings.problem.provenance import provenance_of
 from ipex_inductor.lowerings.problem.selector_hook import Choosing, Offer, choosing
-from ipex_inductor.lowerings.problem.workload import function_of, inputs_of, widened
+from ipex_inductor.lowerings.problem.workload import function_of, inputs_of, to_float64
 from ipex_inductor.lowerings.select import library, peaks
 from ipex_inductor.lowerings.tune import compiling
 from ipex_inductor.lowerings.tune.compiling import OPTIONS
-from ipex_inductor.lowerings.tune.parallel_compile import Graphs, Tried, tried
+from ipex_inductor.lowerings.tune.parallel_compile import Graphs, Tried, try_compile
 from ipex_inductor.target import device as target
 
 # Inductor's caches of earlier measurements, local or remote, are of unknown age, so they are off.
@@ -87,17 +87,19 @@ class Tuner:
             self._say.doing(NOBODY)
             trials.append(_trial(point, device))
         self._say.doing(NOBODY)
-        default, offer = compiling.offered(problem, trials[0].inputs)
+        default, offer = compiling.list_candidates(problem, trials[0].inputs)
         self._say.choices(offer.choices)
         outcomes = [o for o in out if o.choice in offer.choices]
         if problem.op not in library.CALLS:
-            tried(default.waited)  # Otherwise it would compile while Inductor times the others.
+            try_compile(
+                default.waited
+            )  # Otherwise it would compile while Inductor times the others.
         passed, order = self._narrow_candidates(problem, offer, trials, device)
         outcomes += [o for o in passed if o.choice not in [done.choice for done in outcomes]]
         finished = {encode(o.choice) for o in outcomes}
         default_index = offer.choices.index(offer.taken)
         if encode(offer.taken) in finished:
-            tried(default.waited)  # Nothing else waits for it.
+            try_compile(default.waited)  # Nothing else waits for it.
         order.sort(key=lambda i: i != default_index)  # The default graph is already started.
         pending = deque(i for i in order if encode(offer.choices[i]) not in finished)
         graphs = Graphs(
@@ -134,7 +136,7 @@ class Tuner:
         listed = problem.op not in library.CALLS  # a list of Inductor's
         if listed and len(offer.choices) > FINALISTS and device.type in PRUNED:
             self._say.doing(NOBODY)
-            ranked = _ranked(trials[0].problem, offer, cost_model(problem.arch))
+            ranked = _rank_templates(trials[0].problem, offer, cost_model(problem.arch))
             passed = (
                 [Outcome(choice, predicted=time) for time, choice in ranked[LIKELY:]]
                 if ranked
@@ -194,7 +196,7 @@ class Tuner:
         buffers, clock, seeds = _buffers(trials, device), timers.clock_of(device), itertools.count()
 
         def place() -> Callable[[Run], Round]:
-            moved_buffers = timers.moved(buffers, next(seeds))
+            moved_buffers = timers.relocate_buffers(buffers, next(seeds))
             return lambda run: clock.prepare(run, moved_buffers, len(trials))
 
         say = self._say.doing
@@ -209,7 +211,7 @@ def _trial(problem: Problem, device: torch.device) -> Trial:
     inputs = inputs_of(problem, device, seed=0)
     wide = [t.double() if t.is_floating_point() else t for t in inputs]
     with torch.no_grad():
-        exact, eager = function_of(widened(problem))(*wide), function_of(problem)(*inputs)
+        exact, eager = function_of(to_float64(problem))(*wide), function_of(problem)(*inputs)
     return Trial(problem, tuple(inputs), Judge(exact, eager))
 
 
@@ -228,7 +230,7 @@ def _verify(candidate: Candidate, trials: Sequence[Trial]) -> Outcome | float:
     """Return the largest error over all sizes, or the outcome of the first failure."""
     errors = []
     for trial in trials:
-        error = measure.verified(candidate, trial.judge, trial.inputs)
+        error = measure.verify_candidate(candidate, trial.judge, trial.inputs)
         if isinstance(error, Outcome):
             return error
         errors.append(error)
@@ -261,7 +263,9 @@ def _outcome(runner: Runner, timing: Timing, trials: Sequence[Trial]) -> Outcome
     return replace(outcome, **runner.candidate.takes)
 
 
-def _ranked(problem: Problem, offer: Offer, model: Model | None) -> list[tuple[float, Choice]]:
+def _rank_templates(
+    problem: Problem, offer: Offer, model: Model | None
+) -> list[tuple[float, Choice]]:
     """Return the templates with their predicted microseconds, fastest first.
 
     Templates without a prediction are left out. The list is empty if any template has a name
@@ -285,7 +289,7 @@ def _skip_slow(problem: Problem, offer: Offer, inputs: Sequence[Tensor]) -> list
     with choosing(hook):
         isolation = {"autotune_in_subproc": inputs[0].is_cuda}
         options = OPTIONS | ANEW | QUIETLY | isolation
-        compiling.lowered(problem, inputs, options, waits=True)
+        compiling.start_graph(problem, inputs, options, waits=True)
     logs = [h.times for h in hook.heard if h.problem == problem]
     milliseconds = {encode(choice): microseconds(ms) for times in logs for choice, ms in times}
     times = {key: time for key, time in milliseconds.items() if time is not None}

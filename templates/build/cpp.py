@@ -43,7 +43,7 @@ class NotBuiltError(RuntimeError):
     """A kernel that the cache does not have and the compiler did not make; the text says why."""
 
 
-def given(found: T | str) -> T:
+def require_found(found: T | str) -> T:
     """Return `found`, or raise `NotBuiltError` with the reason if it is a string.
 
     Callers remember reasons, as repeating a failure would cost as much at every step.
@@ -72,7 +72,7 @@ def load(
             if portable:
                 return _open_first(kernels.by_any_compiler(key))
             return _open_first(kernels.either(key, _shipping_key(key)))
-        build = functools.partial(_built, source, compiler, with_torch, _arch(portable))
+        build = functools.partial(_compile_library, source, compiler, with_torch, _arch(portable))
         return _open_library(kernels.kernel(key, build).blob)
     except OSError as error:  # no disk space for the compiler, or a missing library
         raise NotBuiltError(f"a C++ kernel is not to be had: {error}") from error
@@ -86,7 +86,7 @@ def ship(source: Callable[[], str], problem: Pairs, with_torch: bool = False) ->
     compiler, key = toolkit.compiler(), _shipping_key(key_of(problem, with_torch))
     if compiler is None:
         raise NotBuiltError("no C++ compiler is here")
-    kernels.kernel(key, lambda: _built(source, compiler, with_torch, architecture()))
+    kernels.kernel(key, lambda: _compile_library(source, compiler, with_torch, architecture()))
 
 
 def _shipping_key(key: Key) -> Key:
@@ -104,7 +104,7 @@ def key_of(problem: Pairs, with_torch: bool = False, portable: bool = False) -> 
         options=pairs({"flags": " ".join(_flags(arch))}),
         problem=problem,
         architecture=_level(arch)[0],
-        toolkit=pairs({"c++": toolkit.compiler_named()}),
+        toolkit=pairs({"c++": toolkit.compiler_identity()}),
         triton="",
         torch=compat.VERSION if with_torch else "",  # else nothing of torch is compiled in
         environment=tuple(pair for pair in environment() if pair[0] in read),
@@ -128,7 +128,7 @@ def _level(arch: str) -> tuple[str, tuple[str, ...]]:
     return march, (f"-march={march}", *WIDE.get(march, ()))
 
 
-def _built(
+def _compile_library(
     source: Callable[[], str], compiler: str, with_torch: bool, arch: str
 ) -> tuple[dict[str, Any], bytes]:
     """Return the entry's metadata, and the compiled library as bytes."""

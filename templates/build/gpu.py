@@ -75,12 +75,12 @@ def binary(
         return next(kernels.by_any_compiler(key), None)
 
     def build() -> tuple[dict[str, Any], bytes]:
-        return _built(source, name, target, kind, signature, constants, options)
+        return _compile_kernel(source, name, target, kind, signature, constants, options)
 
     return kernels.kernel(key, build)
 
 
-def _built(
+def _compile_kernel(
     source: str,
     name: str,
     target: Target,

@@ -88,14 +88,14 @@ def why_not() -> str | None:
     return None
 
 
-def installed() -> str:
+def installed_version() -> str:
     """Return the version of the wheel, "" without it."""
     return version_of(ONEDNN)
 
 
 def path() -> str:
     """Return the path of the wheel's library. Raises `KeptError`."""
-    if not installed():
+    if not installed_version():
         raise KeptError(f"{ONEDNN} is not installed (extra [onednn])")
     for file in distribution(ONEDNN).files or []:
         if file.name == LIBRARY:

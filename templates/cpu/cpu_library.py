@@ -105,7 +105,7 @@ def source(beside_torch: bool = False) -> str:
     return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *texts, END])
 
 
-def declared(inside: bool) -> str:
+def declarations(inside: bool) -> str:
     """Return the kernels' declarations in C++, and a function that returns a tensor's address.
 
     `inside`: for code that contains their `source`; else they declare functions of `library`.

@@ -78,13 +78,15 @@ class StepKernel:
 
 def cpp_source(kernel: StepKernel) -> str:
     """Return a C++ library with `step`, and `norms` for shards; it documents their arguments."""
-    return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts_of(kernel))
+    return render_template(
+        "optimizer/step.cpp.jinja", kept="double", counting=True, **parts_of(kernel)
+    )
 
 
 def update_source(update: Update) -> str:
     """Return a C++ library with the `step` of an update that was read from a graph."""
     parts = parts_of_update(update)
-    return rendered("optimizer/step.cpp.jinja", kept="double", counting=True, **parts)
+    return render_template("optimizer/step.cpp.jinja", kept="double", counting=True, **parts)
 
 
 def parts_of(kernel: StepKernel) -> dict[str, Any]:
@@ -161,7 +163,7 @@ def _is_paired(real: str, columns: Iterable[tuple[str, str]]) -> bool:
     return real == "float32" and {dtype for _, dtype in columns} == {"bfloat16"}
 
 
-def rendered(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Return the template, a path below `templates/`, rendered with all its values."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -45,7 +45,7 @@ def tile(columns: tuple[tuple[str, str], ...], norms: bool = False) -> tuple[int
     return next((block, warps) for most, block, warps in tiles if size <= most)
 
 
-def loaded(
+def load_triton_kernel(
     source: str,
     name: str,
     device: torch.device,
@@ -185,7 +185,7 @@ class Sent:
             self._there = self._send(values, self._there, self._stream)
             self._known = values[:]
         elif self._spare is None:  # a graph has it
-            self._spare = _pinned(len(values) * values.itemsize)
+            self._spare = _allocate_pinned(len(values) * values.itemsize)
         return self._there.data_ptr()
 
     def _send(
@@ -200,7 +200,7 @@ class Sent:
         stage.sent.record(stream)
         self._stages.append(stage)
         if self._spare is None or self._spare.numel() != size:
-            self._spare = _pinned(size)
+            self._spare = _allocate_pinned(size)
         return buffer
 
     def _stage(self, size: int) -> _Stage:
@@ -210,7 +210,7 @@ class Sent:
         if self._stages and self._stages[0].sent.query():
             return self._stages.popleft()
         event: Any = torch.cuda.Event
-        return _Stage(_pinned(size), event())
+        return _Stage(_allocate_pinned(size), event())
 
     def _capture(self, values: "array[Any]") -> int:
         size = len(values) * values.itemsize
@@ -224,5 +224,5 @@ class Sent:
         return buffer.data_ptr()
 
 
-def _pinned(size: int) -> Tensor:
+def _allocate_pinned(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)

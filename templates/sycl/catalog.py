@@ -29,7 +29,7 @@ class Listed:
     engine: bool = False
 
 
-def listed(arch: str) -> Iterator[Listed]:
+def list_kernels(arch: str) -> Iterator[Listed]:
     """Yield the GEMM kernels of every tile, the other templates, and every optimizer step."""
     for dtype in (*FLOATS, "int8"):
         for tile in tiles(arch, dtype):

@@ -96,7 +96,7 @@ class Device:
         natives = []
 
         def build() -> bytes:
-            compiled = worker.compiled(source, self.facts)
+            compiled = worker.compile_source(source, self.facts)
             natives.append(compiled.native)
             return compiled.spirv
 

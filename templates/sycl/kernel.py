@@ -25,7 +25,7 @@ def part(name: str) -> str:
     return Path(__file__).with_name(name).read_text("utf-8")
 
 
-def rolled(text: str) -> str:
+def prevent_unrolling(text: str) -> str:
     """Return `text` with no loop unrolled, neither by its own pragmas nor by a driver."""
     text = re.sub(r"^ *#pragma (?:no)?unroll\n", "", text, flags=re.MULTILINE)
     return re.sub(r"^ *for \(", r"#pragma nounroll\n\g<0>", text, flags=re.MULTILINE)

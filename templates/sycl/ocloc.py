@@ -36,7 +36,7 @@ def native(source: Source, spirv: bytes, arch: str) -> bytes:
 
 
 @functools.cache
-def named() -> str:
+def compiler_name() -> str:
     """Return ocloc's name in cache keys: `ocloc 26.27.39122`. Raises `MissingPackageError`."""
     done = subprocess.run([_ocloc(), "--version"], capture_output=True, text=True)
     return f"ocloc {done.stdout.strip().rpartition(' ')[2]}"

@@ -12,7 +12,14 @@ from ipex_inductor.ops.stem import sides
 from ipex_inductor.ops.sycl import COLUMNS, RUN, WORD, Window
 from ipex_inductor.templates.sycl import dots, words
 from ipex_inductor.templates.sycl.device import Device
-from ipex_inductor.templates.sycl.kernel import constants, head, options, part, rolled, types
+from ipex_inductor.templates.sycl.kernel import (
+    constants,
+    head,
+    options,
+    part,
+    prevent_unrolling,
+    types,
+)
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LARGE, Tile, itemsize
 
@@ -69,7 +76,7 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
         + "".join(map(part, ENGINE if matrix else DOTS if by_pairs else LANES))
         + part(f"{gather}.cpp")
         # The CPU's driver unrolls what it may: longer to compile, and in bf16 slower.
-        + (rolled(body) if arch == CPU else body)
+        + (prevent_unrolling(body) if arch == CPU else body)
     )
     problem = {"template": f"product of {gather}", "dtypes": f"{given}, {made}"}
     return Source(

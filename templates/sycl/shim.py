@@ -31,7 +31,7 @@ def shim() -> Shim:
     return _load_shim()[0]
 
 
-def written(folder: str | Path) -> Path:
+def write_library(folder: str | Path) -> Path:
     """Write the library to a folder that the caller alone uses, and return its path.
 
     Raises `SyclAbsentError`.
@@ -39,7 +39,7 @@ def written(folder: str | Path) -> Path:
     return _file(folder, _load_shim()[1])
 
 
-def shipped() -> tuple[Key, Entry]:
+def cache_entry() -> tuple[Key, Entry]:
     """Return the library's cache key and entry for a bundle. Raises `SyclAbsentError`."""
     return key_of(wheels.runtime()), Entry({"flags": [*FLAGS]}, _load_shim()[1])
 
@@ -53,7 +53,7 @@ def key_of(runtime: Runtime) -> Key:
         options=pairs({"flags": " ".join(FLAGS)}),
         problem=pairs({"sycl": runtime.named}),
         architecture=platform.machine(),
-        toolkit=pairs({"c++": toolkit.compiler_named()}),
+        toolkit=pairs({"c++": toolkit.compiler_identity()}),
         triton="",
         torch="",
         environment=tuple(pair for pair in environment() if pair[0] in READ),
@@ -103,13 +103,13 @@ def _blobs(runtime: Runtime) -> Iterator[bytes]:
         is_absent = False
         yield entry.blob
     if compiler is not None:
-        yield kernels.kernel(key, functools.partial(_built, runtime, compiler)).blob
+        yield kernels.kernel(key, functools.partial(_build_library, runtime, compiler)).blob
     elif is_absent:
         remedy = "`apt-get install g++`, or set CXX: it is needed once."
         raise SyclAbsentError("a C++ compiler, as no cache has SYCL's functions", "none", remedy)
 
 
-def _built(runtime: Runtime, compiler: str) -> tuple[dict[str, Any], bytes]:
+def _build_library(runtime: Runtime, compiler: str) -> tuple[dict[str, Any], bytes]:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "shim.so")
         command = [

@@ -12,7 +12,12 @@ from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import DeviceError, SyclError
 from ipex_inductor.ops.update import Update
 from ipex_inductor.templates.build.cpp import NotBuiltError
-from ipex_inductor.templates.optimizer.step import StepKernel, parts_of, parts_of_update, rendered
+from ipex_inductor.templates.optimizer.step import (
+    StepKernel,
+    parts_of,
+    parts_of_update,
+    render_template,
+)
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.source import Entry, Source
 
@@ -78,7 +83,7 @@ def _source(parts: dict[str, Any], problem: dict[str, Any], counting: bool) -> S
     types = {kind for _, kind in parts["columns"]} | {*parts["held"].values(), parts["counted"]}
     doubles = counting or parts["real"] == "double"
     return Source(
-        rendered("sycl/step.cpp.jinja", kept="Real", counting=counting, **parts),
+        render_template("sycl/step.cpp.jinja", kept="Real", counting=counting, **parts),
         tuple(Entry(name, ARGUMENTS[name]) for name in names),
         native=PRECISE,
         needs=(*["fp16"] * ("_Float16" in types), *["fp64"] * doubles),

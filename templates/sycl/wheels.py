@@ -67,7 +67,7 @@ def is_installed() -> bool:
 
 def check_process(installed: Runtime) -> None:
     """Raise `SyclAbsentError` if another SYCL is loaded, as queues would not be shared."""
-    for file in mapped("libsycl.so."):
+    for file in list_mapped_files("libsycl.so."):
         soname = ".".join(file.name.split(".")[:3])
         if soname != installed.soname:
             conflict = f"{file} in this process (torch's), and {installed.named} installed"
@@ -75,7 +75,7 @@ def check_process(installed: Runtime) -> None:
             raise SyclAbsentError("one SYCL", conflict, remedy)
 
 
-def mapped(prefix: str) -> Iterator[Path]:
+def list_mapped_files(prefix: str) -> Iterator[Path]:
     """Yield the files mapped into this process whose names begin with `prefix`."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     files = {Path(fields[5]) for line in lines if len(fields := line.split(maxsplit=5)) == 6}

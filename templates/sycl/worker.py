@@ -30,7 +30,7 @@ class Compiled:
     log: str  # warnings
 
 
-def compiled(
+def compile_source(
     source: Source,
     device: Mapping[str, Any],
     native: bool = True,
@@ -53,7 +53,7 @@ def compiled(
     with tempfile.TemporaryDirectory() as folder:
         task = {
             "libsycl": str(runtime.library),
-            "shim": str(shim.written(folder)),
+            "shim": str(shim.write_library(folder)),
             "cpu": str(runtime.cpu) if runtime.cpu else None,
             "device": {"name": device["name"], "backend": device["backend"]},
             "text": source.text,

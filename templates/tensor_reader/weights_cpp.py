@@ -96,7 +96,7 @@ class Contents:
             weight.pages.protect()
 
     @property
-    def unwatched(self) -> int:
+    def unwatched_bytes(self) -> int:
         """Return the bytes whose writes the kernel does not note."""
         return self.total - sum(w.pages.size for w in self.weights if w and w.pages)
 

@@ -20,7 +20,7 @@ from ipex_inductor.errors import DeviceError
 from ipex_inductor.reporting import decisions
 from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.build.cpp import NotBuiltError
-from ipex_inductor.templates.optimizer.step_cuda import On, loaded
+from ipex_inductor.templates.optimizer.step_cuda import On, load_triton_kernel
 
 WORD, WORDS = 4, 128  # bytes of a word, words that share one hash
 ROWS, WARPS = 32, 4  # hashes that one program computes
@@ -266,7 +266,7 @@ def load_kernel(device: torch.device, writes: bool) -> cuda.Kernel:
     """Return that kernel from the kernel cache, or compile it. Raises `NotBuiltError`."""
     constants = {"WRITES": int(writes), "ROWS": ROWS, "WORDS": WORDS}
     problem: dict[str, Any] = {"template": "weights"}
-    return loaded(SOURCE, "hash_blocks", device, problem, SIGNATURE, constants, WARPS)
+    return load_triton_kernel(SOURCE, "hash_blocks", device, problem, SIGNATURE, constants, WARPS)
 
 
 def hash_on_device(address: int, size: int, device: torch.device) -> DeviceHashes | None:

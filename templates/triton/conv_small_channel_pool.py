@@ -133,7 +133,7 @@ def fits(tile: Tile, out_channels: int, terms: int) -> bool:
     return width == tile.BLOCK_N and terms // tile.BLOCK_K <= conv_small_channel.MOST_STEPS
 
 
-def pooled(size: Sequence[int]) -> tuple[int, int]:
+def pooled_size(size: Sequence[int]) -> tuple[int, int]:
     """Return the height and width of the pool's result for a convolution's height and width."""
     return sides(size, (WINDOW,) * 2, (STEP,) * 2, (AROUND,) * 2)
 
@@ -167,7 +167,7 @@ def constants(
     conv_tile = conv_small_channel.Tile(tile.BLOCK_M, tile.BLOCK_N, tile.BLOCK_K)
     options = window, stride, padding, last, conv_tile
     conv_constants = conv_small_channel.constants(batch, image, out_channels, *options)
-    height, width = pooled((conv_constants["OUT_H"], conv_constants["OUT_W"]))
+    height, width = pooled_size((conv_constants["OUT_H"], conv_constants["OUT_W"]))
     # A column more than the pairs is read on the left, before the first pair.
     blocks = -(-width // ((tile.BLOCK_M - 1) // 2))
     groups = -(-height // tile.BLOCK_H)

@@ -10,7 +10,7 @@ the kernel that adds them up.
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.moments import SAMPLES, sampled
+from ipex_inductor.ops.moments import SAMPLES, sample_distance
 
 # Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\
@@ -91,6 +91,6 @@ def constants(rows: int, columns: int, parts: int, tile: Tile) -> dict[str, Any]
         "BLOCK_C": tile.BLOCK_C,
         "STAGES": tile.num_stages,
         "SAMPLES": SAMPLES,
-        "SAMPLED": sampled(rows),
+        "SAMPLED": sample_distance(rows),
         "SLOTS": SLOTS,
     }

@@ -47,7 +47,7 @@ def of_threads():
 
 def team(count=None):
     """The cores of the threads that this thread's work is done by, in order."""
-    seen = openmp._looked_at(count or torch.get_num_threads())
+    seen = openmp._cores_of_team(count or torch.get_num_threads())
     return [sorted(seen[n]) for n in sorted(seen)]
 
 
@@ -233,13 +233,13 @@ def test_what_is_started_for_others_is_not_kept_on_the_core():
     """Compile workers, which outlive the compilation."""
     seen = []
     with pin(CPUPool(SECOND)):
-        with openmp.unbound():
+        with openmp.unbind():
             thread = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
             thread.start()
             thread.join()
         assert team() == [SECOND]
     assert seen == [set(HERE)]
-    with openmp.unbound():
+    with openmp.unbind():
         assert sorted(os.sched_getaffinity(0)) == HERE
 
 

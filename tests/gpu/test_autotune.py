@@ -15,7 +15,7 @@ from ipex_inductor.autotune.predictor import Guess
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.lowerings.problem import settings, shapes
 from ipex_inductor.lowerings.select import selection
-from ipex_inductor.lowerings.select.selection import here, tuned
+from ipex_inductor.lowerings.select.selection import store_results, tune_locally
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import device
@@ -42,7 +42,7 @@ def problem(name):
 @pytest.mark.alone
 @pytest.mark.parametrize("name", LINES)
 def test_a_problem_is_measured(name, tmp_path):
-    ((_, record),) = tuned(here([problem(name)], 500), tmp_path / "db")
+    ((_, record),) = store_results(tune_locally([problem(name)], 500), tmp_path / "db")
     timed = [o for o in record.outcomes if o.timing]
     assert {o.choice.kind for o in timed} == {"library", "template"}
     for outcome in timed:
@@ -85,7 +85,7 @@ def test_what_was_measured_is_used_in_every_mode(tmp_path):
 
 def test_the_cost_model_ranks_what_is_measured(tmp_path):
     """The best of all templates is among the likely, but for what nobody would notice."""
-    ((_, record),) = tuned(here([problem("bmm")], 500), tmp_path / "db")
+    ((_, record),) = store_results(tune_locally([problem("bmm")], 500), tmp_path / "db")
     model = select.cost_model(record.problem.arch)
     if model is None:
         pytest.skip("no cost model is shipped for this GPU")
@@ -191,7 +191,7 @@ def test_what_the_model_takes_beats_the_library_on_sizes_it_has_not_seen(
     line = f"aten.bmm.default bfloat16 {count}x{rows}x64 {count}x64x{rows}:T"
     here_ = str(device.current("cuda")), settings.settings_of("cuda")
     (unseen,) = shapes.problems([f"{line} -> aten.mul.Tensor(y, 0.125)"], *here_)
-    ((_, record),) = tuned(here([unseen], 500), tmp_path / "db")
+    ((_, record),) = store_results(tune_locally([unseen], 500), tmp_path / "db")
     guess = shipped.guess(unseen, [o.choice for o in record.outcomes])
     assert guess.wins
     times = {encode(o.choice): o.timing.p50 for o in record.outcomes if o.timing}

@@ -98,8 +98,8 @@ def test_through_inductor(name, dtype):
     ours = [call for call in library.calls(problem) if call.parameters]
     assert ours
     for call in ours[:2]:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        run = compiling.compile_choice(problem, call.choice, trial.inputs)
+        found = measure.verify_candidate(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
 
 
@@ -148,7 +148,7 @@ def test_in_a_model(tmp_path, monkeypatch):
         raise AssertionError("something was to be measured")
 
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(selection, "here", times)
+    monkeypatch.setattr(selection, "tune_locally", times)
     last = {"memory_format": torch.channels_last}
     model = Net().cuda().eval().bfloat16().to(**last)
     x = torch.randn(4, 3, 64, 64, device="cuda").bfloat16().to(**last)

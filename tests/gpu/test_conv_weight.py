@@ -84,6 +84,6 @@ def test_every_tile_through_inductor(text, dtype):
     ours = [call for call in library.calls(problem) if call.name == NAME]
     assert ours
     for call in ours:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        run = compiling.compile_choice(problem, call.choice, trial.inputs)
+        found = measure.verify_candidate(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)

@@ -51,8 +51,8 @@ def test_with_its_epilogue_in_one_kernel(name):
     calls = offered(problem)
     assert calls
     for call in calls[:: max(1, len(calls) // 3)]:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        run = compiling.compile_choice(problem, call.choice, trial.inputs)
+        found = measure.verify_candidate(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
 
 
@@ -73,7 +73,7 @@ def test_the_same_bits_whatever_runs_beside():
     streams = [torch.cuda.Stream() for _ in range(3)]
     for problem, call in known:
         sets = [inputs_of(problem, torch.device("cuda"), seed) for seed in range(len(streams))]
-        run = compiling.compiled(problem, call.choice, sets[0])
+        run = compiling.compile_choice(problem, call.choice, sets[0])
         wanted = [once(run, inputs) for inputs in sets]
         assert all(torch.equal(once(run, sets[0]), wanted[0]) for _ in range(50)), call.choice
         results = [[] for _ in sets]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.fleet import measured
+from ipex_inductor.autotune.fleet import measure_problems
 from ipex_inductor.autotune.record import encode
 from ipex_inductor.lowerings.problem import shapes
 from ipex_inductor.lowerings.problem.settings import settings_of
-from ipex_inductor.lowerings.select.selection import COMMAND, tuned
+from ipex_inductor.lowerings.select.selection import COMMAND, store_results
 from ipex_inductor.target import device
 
 ray = pytest.importorskip(
@@ -32,8 +32,8 @@ def test_problems_are_spread_over_both_gpus_and_resumed(tmp_path):
     try:
         assert ray.cluster_resources()["GPU"] >= 2
         told, free = {}, []
-        run = measured(problems, 500, COMMAND, gpus=1, cpus=0)
-        for problem, answer in tuned(run, tmp_path / "db"):
+        run = measure_problems(problems, 500, COMMAND, gpus=1, cpus=0)
+        for problem, answer in store_results(run, tmp_path / "db"):
             told[encode(problem)] = encode(answer)
             free.append(ray.available_resources().get("GPU", 0))
         assert free[0] == ray.cluster_resources()["GPU"] - 2, "two workers, a GPU each"

@@ -70,7 +70,7 @@ def test_in_a_model(tmp_path, monkeypatch):
         raise AssertionError("something was to be measured")
 
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(selection, "here", times)
+    monkeypatch.setattr(selection, "tune_locally", times)
     model = Gated().eval().cuda().bfloat16()
     x = torch.randn(2, 1024, 512, device="cuda").bfloat16()
     plant(tmp_path / "database", lambda: model(x))

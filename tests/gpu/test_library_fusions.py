@@ -77,8 +77,8 @@ def wrong(problem):
     for call in library.calls(problem)[1:]:  # the first is Inductor's own
         if call.parameters:  # a template of ours: test_conv_templates.py
             continue
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        outcome = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        run = compiling.compile_choice(problem, call.choice, trial.inputs)
+        outcome = measure.verify_candidate(Candidate(call.choice, run), trial.judge, trial.inputs)
         found[call.name] = "" if isinstance(outcome, float) else outcome.reason
     return found
 
@@ -118,7 +118,7 @@ def test_the_gelu_of_cublaslt_is_the_tanh_form():
     x, weight, bias = trial.inputs
     (call,) = (c for c in library.calls(problem) if c.name == ACTIVATION)
     product = F.linear(x.double(), weight.double(), bias.double())
-    result = compiling.compiled(problem, call.choice, trial.inputs)(trial.inputs).double()
+    result = compiling.compile_choice(problem, call.choice, trial.inputs)(trial.inputs).double()
     off = {
         form: (result - F.gelu(product, approximate=form)).abs().max() for form in ("tanh", "none")
     }
@@ -237,7 +237,7 @@ def untimed(monkeypatch):
     def times(*_):
         raise AssertionError("something was to be measured")
 
-    monkeypatch.setattr(selection, "here", times)
+    monkeypatch.setattr(selection, "tune_locally", times)
 
 
 @pytest.mark.parametrize("kind", CODE)

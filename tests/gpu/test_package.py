@@ -35,11 +35,11 @@ def make():
 """
 BUILD = """
 import sys, ipex_inductor
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 assert not torch.cuda.is_available()
 model, x = make()
-gpu = described(sys.argv[2])
+gpu = find_target(sys.argv[2])
 ipex_inductor.package(model, (x,), sys.argv[1], kwargs={"scale": 2}, targets=[gpu])
 """
 USE = """

@@ -108,7 +108,7 @@ def test_in_a_model(tmp_path, monkeypatch):
         raise AssertionError("something was to be measured")
 
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(selection, "here", times)
+    monkeypatch.setattr(selection, "tune_locally", times)
     last = {"memory_format": torch.channels_last}
     model = Dense().eval().cuda().bfloat16().to(**last)
     for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):

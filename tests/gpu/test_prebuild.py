@@ -13,12 +13,12 @@ BUILD = """
 import sys
 from test_prebuild_gpu import make, make_step
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 model, inputs, optimizer = make_step()
 done = [
-    graphs.prebuild(*make(), described(sys.argv[2])),
-    graphs.prebuild(model, inputs, described(sys.argv[2]), training=True, optimizer=optimizer),
+    graphs.prebuild(*make(), find_target(sys.argv[2])),
+    graphs.prebuild(model, inputs, find_target(sys.argv[2]), training=True, optimizer=optimizer),
 ]
 for each in done:
     assert (each.kernels_only, each.missing) == ("", []), (each.kernels_only, each.missing)

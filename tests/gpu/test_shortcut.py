@@ -71,7 +71,7 @@ def test_in_a_model(tmp_path, monkeypatch):
         raise AssertionError("something was to be measured")
 
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(selection, "here", times)
+    monkeypatch.setattr(selection, "tune_locally", times)
     last = {"memory_format": torch.channels_last}
     model = blocks().cuda().eval().bfloat16().to(**last)
     x = torch.randn(32, 64, 28, 28, device="cuda").bfloat16().to(**last)

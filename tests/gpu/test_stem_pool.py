@@ -54,7 +54,7 @@ def test_in_a_model(tmp_path, monkeypatch):
         raise AssertionError("something was to be measured")
 
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(selection, "here", times)
+    monkeypatch.setattr(selection, "tune_locally", times)
     last = {"memory_format": torch.channels_last}
     model = Stem().cuda().eval().bfloat16().to(**last)
     for values in (model.norm.running_mean, model.norm.weight.data, model.norm.bias.data):

@@ -46,8 +46,8 @@ def test_through_inductor_and_captured_in_a_graph(name):
     if not calls:
         pytest.skip("it is for Hopper's copy engine")
     for call in calls[:2]:
-        run = compiling.compiled(problem, call.choice, trial.inputs)
-        found = measure.verified(Candidate(call.choice, run), trial.judge, trial.inputs)
+        run = compiling.compile_choice(problem, call.choice, trial.inputs)
+        found = measure.verify_candidate(Candidate(call.choice, run), trial.judge, trial.inputs)
         assert isinstance(found, float), (call.choice, found.reason)
     inputs = [t.clone() for t in trial.inputs]
     run(inputs)

@@ -80,7 +80,7 @@ def test_all_choices_are_timed_and_templates_say_what_they_take():
 def test_what_fails_in_company_is_compiled_alone(monkeypatch):
     """As when a compiler breaks the pool of workers, and with it all that is begun."""
     problem = stem(54)
-    usual, alone = compiling.begun, []
+    usual, alone = compiling.start_choice, []
 
     def breaks():
         raise RuntimeError("the pool is broken")
@@ -92,7 +92,7 @@ def test_what_fails_in_company_is_compiled_alone(monkeypatch):
             return graph
         return compiling.Begun(graph.run, breaks, graph.modules)
 
-    monkeypatch.setattr(compiling, "begun", begun)
+    monkeypatch.setattr(compiling, "start_choice", begun)
     inputs = inputs_of(problem, torch.device("cuda"), seed=0)
     choices = [call.choice for call in library.calls(problem) if call.parameters][:2]
     found = Graphs(problem, choices, inputs, {}, Quiet().doing).next(deque([0, 1]), 2, math.inf)

@@ -98,7 +98,7 @@ def test_the_recorded_choice_is_used(fastest, options, database, offer, monkeypa
     timings = []
     for name in ("benchmark", "benchmark_cpu", "benchmark_gpu"):
         monkeypatch.setattr(benchmarking.Benchmarker, name, lambda *a, **k: timings.append(a))
-    monkeypatch.setattr(selection, "tuned", lambda *a: timings.append(a))
+    monkeypatch.setattr(selection, "store_results", lambda *a: timings.append(a))
     result, code = code_of(compiled(fn, database, **options), A, B)
     torch.testing.assert_close(result, fn(A, B))
     assert (IN_CODE in code) == (fastest == TEMPLATE)
@@ -146,7 +146,7 @@ def test_a_graph_is_learned_with_its_weights_known():
 
     def learn(gm, inputs):
         config = resolve(None, {"strict": True}, compat.inductor_option_types())
-        choices.offered(Request(gm, inputs, config))
+        choices.list_candidates(Request(gm, inputs, config))
         return gm.forward
 
     torch.compile(model, backend=learn)(torch.randn(1, 3, 8, 8))
@@ -166,7 +166,7 @@ def test_where_a_template_of_another_torch_won_it_is_measured_anew(
         tried.extend(problems)
         yield from ((p, "no luck") for p in problems)
 
-    monkeypatch.setattr(selection, "here", refuses)
+    monkeypatch.setattr(selection, "tune_locally", refuses)
     _, code = code_of(compiled(fn, database, autotune="always"), A, B)
     assert "extern_kernels.bmm" in code
     assert tried == ([offer.problem] if winner == TEMPLATE else [])
@@ -226,7 +226,7 @@ def test_backward_graphs_are_settled_too(database):
 
 def _problems_in_training():
     seen = []
-    offers = choices.offered
+    offers = choices.list_candidates
 
     def noted(*args):
         seen.extend(offers(*args))
@@ -234,7 +234,7 @@ def _problems_in_training():
 
     config = {"strict": True, "autotune": "always", "autotune_budget_s": 0}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(choices, "offered", noted)
+        patch.setattr(choices, "list_candidates", noted)
         factors = (t.clone().requires_grad_() for t in (A, B))
         torch.compile(fn, backend="ipex", options=config)(*factors)
     torch.compiler.reset()
@@ -340,7 +340,7 @@ def test_problems_are_learned_anew_for_other_threads_and_other_sizes(monkeypatch
         asked.extend(problems)
         yield from ((p, "no luck") for p in problems)
 
-    monkeypatch.setattr(selection, "here", refuses)
+    monkeypatch.setattr(selection, "tune_locally", refuses)
     before = torch.get_num_threads()
     try:
         for threads in (before, before + 1):
@@ -369,7 +369,7 @@ def test_what_was_found_is_used_though_the_disk_fails_later(monkeypatch, databas
     def full(*_):
         raise OSError("no space left")
 
-    monkeypatch.setattr(selection, "here", full)
+    monkeypatch.setattr(selection, "tune_locally", full)
     said_ = []
     policy = selection.Policy(database, True, 10)
 
@@ -398,9 +398,11 @@ def test_what_takes_longest_is_measured_first_and_inductors_lists_last(
     problems = [*shapes.problems(IN_TURN, "sm_90:NVIDIA-H200", {})]
     with choosing(Choosing()) as now:
         for each in (*reversed(problems), problems[1], problems[1]):
-            selector_hook.tell(replace(offer, problem=each))
+            selector_hook.add_offer(replace(offer, problem=each))
     asked = []
-    monkeypatch.setattr(selection, "here", lambda problems, budget: asked.extend(problems) or [])
+    monkeypatch.setattr(
+        selection, "tune_locally", lambda problems, budget: asked.extend(problems) or []
+    )
     policy = selection.Policy(database, may_time=True, budget=1.0, guesses=False)
     selection.settle(policy, "graph", now.offers.values, lambda *words: None)
     assert asked == problems
@@ -423,7 +425,7 @@ def test_what_cannot_be_measured_is_not_tried_by_every_process(monkeypatch, data
         tried.extend(problems)
         yield from ((p, "no luck") for p in problems)
 
-    monkeypatch.setattr(selection, "here", refuses)
+    monkeypatch.setattr(selection, "tune_locally", refuses)
     for _ in range(2):
         torch.compiler.reset()
         _, code = code_of(compiled(fn, database, autotune="always"), A, B)
@@ -685,7 +687,9 @@ def test_measuring_comes_before_the_model(database, offer, model, monkeypatch):
     model()
     times = [timed(c, 50.0 if c.name == "aten.bmm" else 100.0) for c in offer.choices]
     record = Record(offer.problem, tuple(times), PROVENANCE)
-    monkeypatch.setattr(selection, "here", lambda problems, _: ((p, record) for p in problems))
+    monkeypatch.setattr(
+        selection, "tune_locally", lambda problems, _: ((p, record) for p in problems)
+    )
     _, code = code_of(compiled(fn, database, autotune="always"), A, B)
     assert "extern_kernels.bmm" in code
     assert said() == ["aten.bmm: 50 us, recorded"]
@@ -784,7 +788,7 @@ def gpu(monkeypatch):
     """As if that device were there."""
 
     def plant(name):
-        monkeypatch.setattr(target, "current", lambda device: target.described(name))
+        monkeypatch.setattr(target, "current", lambda device: target.find_target(name))
         return {torch.device("cuda", 0)}
 
     return plant

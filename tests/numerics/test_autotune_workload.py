@@ -12,9 +12,9 @@ from ipex_inductor.lowerings.problem.workload import (
     _record_sizes,
     function_of,
     inputs_of,
-    named,
+    operands_by_name,
     problem_of,
-    widened,
+    to_float64,
 )
 from ipex_inductor.lowerings.tune import tuner
 
@@ -105,7 +105,7 @@ def test_wide_is_the_same_in_fp64(name):
     fn, operands, op, _ = CASES[name]
     low = [t.bfloat16() if t.is_floating_point() else t for t in operands]
     table = torch._inductor.decomposition.select_decomp_table()
-    wide = widened(problem(fn, low, op, decomposition_table=table))
+    wide = to_float64(problem(fn, low, op, decomposition_table=table))
     given = inputs_of(wide, CPU, seed=1)
     assert all(t.dtype in (torch.float64, torch.bool) for t in given)
     if name in ("read before and after", "reduced", "widened by an addend"):
@@ -186,7 +186,7 @@ def test_of_a_list_of_tensors_it_has_each_and_their_number():
     (node,) = graph.find_nodes(op="call_function", target=aten.cat.default)
     found = decode_problem(encode(problem_of(node, "test", {})))
     assert found.constants == {"tensors": 2, "dim": 1}
-    assert [*named(found)] == ["tensors0", "tensors1"]
+    assert [*operands_by_name(found)] == ["tensors0", "tensors1"]
     first, second = inputs_of(found, CPU, seed=0)
     wanted = torch.cat([first, second], 1).relu()
     assert torch.equal(function_of(found)(first, second), wanted)

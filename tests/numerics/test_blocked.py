@@ -25,7 +25,7 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.lowerings.conv import cached_primitives
-from ipex_inductor.ops.blocked import blocked as op
+from ipex_inductor.ops.blocked import blocked_gemm as op
 from ipex_inductor.passes.attention import short_attention as short_attention_choice
 from ipex_inductor.passes.weights import blocked as choice
 from ipex_inductor.passes.weights import prologue
@@ -183,7 +183,7 @@ def _is_advised(address: int) -> bool:
 
 
 def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
-    huge_pages.begin_room()
+    huge_pages.begin_mapping()
     like, shape = torch.empty(0), (3 * huge_pages.HUGE // 16,)
     weights = [huge_pages.on_huge_pages(like, shape) for _ in range(3)]
     for number, weight in enumerate(weights):
@@ -208,7 +208,7 @@ def test_weights_on_huge_pages_share_them_and_give_them_back() -> None:
 def test_large_weights_in_blocks_lie_on_huge_pages(columns: int, panel: int) -> None:
     """One behind the other, and none takes more than itself; less than half a page does not."""
     weight = torch.randn(columns, 600).bfloat16()
-    huge_pages.begin_room()
+    huge_pages.begin_mapping()
     arranged = torch.ops.ipex.blocks(weight, panel)
     room = huge_pages._last() if huge_pages._last else None
     first, size = (0, 0) if room is None else _mapping(room)

@@ -84,7 +84,7 @@ def test_each_kernel_of_ours_is_called_from_cpp(everywhere: None) -> None:
     (source,) = code_of(fn, image)
     assert IN_CPP in source
     names = ["product_float32(", "winograd_float32(plane", "attention_float32(sizes"]
-    names += ["static IpexKept kept"] if onednn.installed() else []
+    names += ["static IpexKept kept"] if onednn.installed_version() else []
     assert not [name for name in names if name not in source]
     for _ in range(2):
         truth = model.double()(image.double())
@@ -95,7 +95,7 @@ def test_each_kernel_of_ours_is_called_from_cpp(everywhere: None) -> None:
             weight.mul_(1.5)  # which must be packed anew
 
 
-@pytest.mark.skipif(not onednn.installed(), reason="onednn-cpu-gomp is not installed")
+@pytest.mark.skipif(not onednn.installed_version(), reason="onednn-cpu-gomp is not installed")
 @torch.no_grad()
 def test_a_primitive_for_each_number_of_threads(
     everywhere: None, monkeypatch: pytest.MonkeyPatch
@@ -326,7 +326,7 @@ def _no_compiler(*_: object) -> None:
     raise InvalidCxxCompiler
 
 
-@pytest.mark.skipif(not onednn.installed(), reason="onednn-cpu-gomp is not installed")
+@pytest.mark.skipif(not onednn.installed_version(), reason="onednn-cpu-gomp is not installed")
 @torch.no_grad()
 def test_a_bound_may_be_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
     every = cached_primitives.Most(*[math.inf] * 4)

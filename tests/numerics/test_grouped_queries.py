@@ -9,13 +9,13 @@ from helpers import code_of
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
 
-from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.compiler.inner_compile import copy_graph
 from ipex_inductor.passes.attention import grouped_queries
 from ipex_inductor.passes.engine import literals
 from ipex_inductor.passes.engine.source import attentions
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting import decisions
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 B, KEYS, TIMES, TOKENS, D = 2, 2, 4, 33, 16
 HEADS = KEYS * TIMES
@@ -129,10 +129,13 @@ def test_on_an_h200(repeat, given, times):
     names = []
 
     def learn(gm, example_inputs):
-        names.append(grouped_queries.found(gm.graph, decisions.GraphReport()))
+        names.append(grouped_queries.find_shared_keys(gm.graph, decisions.GraphReport()))
         return gm.forward
 
-    gpu, fake = described_gpu.device(described("h200")), FakeTensorMode(allow_non_fake_inputs=True)
+    gpu, fake = (
+        described_gpu.device(find_target("h200")),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    )
     with gpu, torch.no_grad(), fake:
         q, k, v = (torch.empty(x.shape, dtype=torch.bfloat16, device="cuda") for x in inputs())
         mask = torch.ones(B, 1, 1, TOKENS, dtype=torch.bool, device="cuda")
@@ -181,11 +184,11 @@ def test_an_exported_graph(way):
 
     given = inputs()
     module = torch.export.export(Model(), tuple(given)).module()
-    names = grouped_queries.found(module.graph, decisions.GraphReport())
-    made = copied(module, functools.partial(grouped_queries.change, names=names))
+    names = grouped_queries.find_shared_keys(module.graph, decisions.GraphReport())
+    made = copy_graph(module, functools.partial(grouped_queries.change, names=names))
     torch.testing.assert_close(made(*given), module(*given), **CLOSE)
     assert len([*attentions(made.graph)]) == len(names) == 1
-    kept = {literals.called(node) for node in made.graph.nodes}
+    kept = {literals.torch_name(node) for node in made.graph.nodes}
     assert not {"expand", "repeat_interleave", "reshape"} & kept
 
 

@@ -24,7 +24,7 @@ from ipex_inductor.templates.cpu import cached_primitives
 
 pytestmark = [
     pytest.mark.skipif(
-        not cached_primitives.installed(), reason="onednn-cpu-gomp is not installed"
+        not cached_primitives.installed_version(), reason="onednn-cpu-gomp is not installed"
     ),
     pytest.mark.usefixtures("in_python"),  # test_cpp_wrapper.py has them in C++
 ]
@@ -615,7 +615,7 @@ def test_neither_packages_nor_code_for_other_cpus_calls_them():
 
 
 def test_a_graph_names_the_library_it_calls(monkeypatch):
-    assert ("onednn", cached_primitives.installed()) in graph_cache._toolkit()
+    assert ("onednn", cached_primitives.installed_version()) in graph_cache._toolkit()
     monkeypatch.setattr(graph_cache, "onednn", lambda: "")
     assert "onednn" not in dict(graph_cache._toolkit())
 

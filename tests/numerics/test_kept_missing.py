@@ -94,7 +94,9 @@ def test_a_library_with_other_functions(monkeypatch, tmp_path):
     assert "no such library" in why_not()
 
 
-@pytest.mark.skipif(not cached_primitives.installed(), reason="onednn-cpu-gomp is not installed")
+@pytest.mark.skipif(
+    not cached_primitives.installed_version(), reason="onednn-cpu-gomp is not installed"
+)
 def test_another_openmp_than_torchs_is_refused(monkeypatch):
     monkeypatch.setattr(cached_primitives, "_openmp", lambda library: "libtorch" in library)
     assert why_not() == f"{cached_primitives.path()}: its threads would be others than torch's"
@@ -122,5 +124,5 @@ def test_beside_a_preloaded_onednn_it_is_refused(tmp_path):
     named = [sys.executable, "-c", NAMED]
     keys = subprocess.check_output(named, env=environment, timeout=60, text=True)
     assert not keys.split()  # of graphs
-    assert graph_cache.onednn() == cached_primitives.installed()
+    assert graph_cache.onednn() == cached_primitives.installed_version()
     assert "LD_PRELOAD" in cached_primitives.ERRORS[-4]

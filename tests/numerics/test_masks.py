@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor.compiler.inner_compile import copied
+from ipex_inductor.compiler.inner_compile import copy_graph
 from ipex_inductor.passes.attention import masks
 from ipex_inductor.passes.engine import literals, source
 from ipex_inductor.reporting import decisions
@@ -99,11 +99,11 @@ def graph_of(fn, *inputs, dynamic=False):
 
 def found(gm, dropout_as_eager=False):
     report = GraphReport()
-    return masks.found(gm.graph, dropout_as_eager, report), [str(e) for e in report.events]
+    return masks.find_changes(gm.graph, dropout_as_eager, report), [str(e) for e in report.events]
 
 
 def rewritten(gm):
-    return copied(gm, lambda graph: masks.change(graph, found(gm)[0]))
+    return copy_graph(gm, lambda graph: masks.change(graph, found(gm)[0]))
 
 
 @pytest.mark.parametrize("name", [*DROPPED, *CAUSAL])

@@ -159,7 +159,7 @@ def _crashes(patch, home):
 
 def _hangs(patch, home):
     patch.setattr(calls.product, "source", lambda *_: ENDLESS)
-    patch.setattr(worker, "compiled", functools.partial(worker.compiled, patience=3.0))
+    patch.setattr(worker, "compile_source", functools.partial(worker.compile_source, patience=3.0))
 
 
 def _no_wheel(patch, home):
@@ -171,7 +171,7 @@ def _no_wheel(patch, home):
 
 def _another_sycl(patch, home):
     (other,) = {*wheels.VERSIONS} - {wheels.runtime().soname}
-    patch.setattr(wheels, "mapped", lambda prefix: iter([Path(f"/torch/{other}.0.1")]))
+    patch.setattr(wheels, "list_mapped_files", lambda prefix: iter([Path(f"/torch/{other}.0.1")]))
 
 
 def _no_compiler(patch, home):

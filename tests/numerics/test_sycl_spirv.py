@@ -37,7 +37,7 @@ def instructions(spirv):
 
 def spirv_of(source):
     facts = device_of(torch.device("cpu")).facts
-    return [*instructions(worker.compiled(source, facts, native=False).spirv)]
+    return [*instructions(worker.compile_source(source, facts, native=False).spirv)]
 
 
 def test_a_kernel_says_its_sizes():

@@ -32,9 +32,9 @@ from sycl_cases import (
 from sycl_device import needs_sycl
 
 from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.sycl import COLUMNS, RUN, by_groups, packed, packed_window
+from ipex_inductor.ops.sycl import COLUMNS, RUN, pack_grouped, pack_kernel, pack_weight
 from ipex_inductor.templates.sycl import calls, grouped, norm, product, words
-from ipex_inductor.templates.sycl.kernel import part, rolled
+from ipex_inductor.templates.sycl.kernel import part, prevent_unrolling
 from ipex_inductor.templates.sycl.product import Epilogue
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
 
@@ -61,7 +61,7 @@ def by_lanes(source):
     """The same kernel with an engine made of lanes; written out, loops take 20 times as long."""
     engine = part("engine.cpp")
     assert engine in source.text
-    text = rolled(source.text.replace(engine, EMULATED.read_text()))
+    text = prevent_unrolling(source.text.replace(engine, EMULATED.read_text()))
     return dataclasses.replace(source, text=text, needs=(), options=(), native=())
 
 
@@ -81,9 +81,9 @@ def check_linear(device, source, tile, dtype, epilogue, scalars=(), shapes=LINEA
         if epilogue.gated:
             gate = draw((columns, terms), WORDS[dtype]), drawn((columns,), of)
         found = product.linear(
-            device, source, tile, x, packed(weight), columns, bias, other,
+            device, source, tile, x, pack_weight(weight), columns, bias, other,
             words.scalars(epilogue.unary, scalars), scale,
-            gate and (packed(gate[0]), gate[1]), of,
+            gate and (pack_weight(gate[0]), gate[1]), of,
         )  # fmt: skip
         wanted, size = sums_of(cases.linear, x, weight, bias, scale)
         wanted, size = finished(wanted, size, epilogue.binary, epilogue.unary, scalars, other)
@@ -116,7 +116,7 @@ def check_conv(device, source, tile, dtype, epilogue, shapes=CONV):
         if epilogue.binary != "none":
             other = drawn(wanted.shape, of).to(memory_format=torch.channels_last)
         found = product.conv(
-            device, source, tile, x, packed_window(weight, window), columns, window,
+            device, source, tile, x, pack_kernel(weight, window), columns, window,
             bias, other, scale=scale, dtype=of,
         )  # fmt: skip
         wanted = finished(wanted, magnitude, epilogue.binary, epilogue.unary, (), other)
@@ -208,7 +208,7 @@ def test_words(device, unary, binary):
     scalars, x, other = SCALARS.get(unary, ()), torch.rand(7, 40) + 0.1, torch.rand(7, 19) / 8
     weight = torch.rand(19, 40) / 40 + 0.1
     found = product.linear(
-        device, source, tile, x, packed(weight), 19, None, other if binary != "none" else
+        device, source, tile, x, pack_weight(weight), 19, None, other if binary != "none" else
         None, words.scalars(unary, scalars),
     )  # fmt: skip
     wanted, _ = finished(*cases.linear(x, weight, None), binary, unary, scalars, other)
@@ -249,7 +249,7 @@ def test_grouped(device, dtype, epilogue):
         sums, magnitude = cases.conv(x, weight, bias, window, groups)
         other = drawn(sums.shape, WORDS[dtype]) if epilogue.binary != "none" else None
         found = grouped.conv(
-            device, of_grouped(dtype, epilogue), x, by_groups(weight), window, groups,
+            device, of_grouped(dtype, epilogue), x, pack_grouped(weight), window, groups,
             bias, other,
         )  # fmt: skip
         wanted = finished(sums, magnitude, epilogue.binary, epilogue.unary, (), other)
@@ -341,7 +341,7 @@ def test_a_matrix_engine_itself(device):
 
 def test_a_weight_is_packed_in_words():
     weight = torch.arange(3 * 5, dtype=torch.bfloat16).view(3, 5)
-    found = packed(weight)
+    found = pack_weight(weight)
     assert found.shape == (1, 16, 64, 2)
     assert torch.equal(found[0, :, :3].permute(1, 0, 2).reshape(3, 32)[:, :5], weight)
     assert found.count_nonzero() == weight.count_nonzero(), "all else is zero"

@@ -153,14 +153,14 @@ def refuse(*args: object) -> None:
     raise TypeError("'>' not supported between instances of 'Node' and 'int'")
 
 
-def pack_linears(graph, node, product, own=packing._packed):
+def pack_linears(graph, node, product, own=packing._insert_packed_call):
     """Fail at a convolution."""
     return refuse() if "conv" in str(product.op) else own(graph, node, product)
 
 
 FAULTS = {
     "read": lambda patch: patch.setattr(packable, "why_not_conv", refuse),
-    "packed": lambda patch: patch.setattr(packing, "_packed", pack_linears),
+    "packed": lambda patch: patch.setattr(packing, "_insert_packed_call", pack_linears),
 }
 
 

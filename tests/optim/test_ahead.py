@@ -15,11 +15,11 @@ from ipex_inductor.optim import (
     launch_groups_cpu,
     launch_groups_cuda,
 )
-from ipex_inductor.optim.planning import expected, plan
+from ipex_inductor.optim.planning import list_kernels, plan
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described
 from ipex_inductor.prebuild.steps import load_step
-from ipex_inductor.target.device import described as target
+from ipex_inductor.target.device import find_target as target
 
 pytestmark = pytest.mark.host("a GPU that is described, where none may be")
 
@@ -56,7 +56,7 @@ def test_they_are_those_of_the_plan(kind, settings, form, monkeypatch):
     optimizer = optimizer_of(kind, settings, *FORMS[form])
     weights = vars(optimizer)[TABLE]
     assert bool(weights) == (FORMS[form][1] is not None)
-    told = expected(optimizer, weights, True, False)
+    told = list_kernels(optimizer, weights, True, False)
     for param in optimizer.param_groups[0]["params"]:
         param.grad = torch.zeros_like(param)
     made = plan(optimizer, weights, scaled=True)
@@ -83,10 +83,10 @@ def test_what_a_described_gpu_would_load(kind, settings, clip, scaler, names, mo
     def loaded(source, name, device, *_):
         asked.append((name, str(device)))
 
-    monkeypatch.setattr(launch_groups_cuda, "loaded", loaded)
-    monkeypatch.setattr("ipex_inductor.optim.norms.loaded", loaded)
+    monkeypatch.setattr(launch_groups_cuda, "load_triton_kernel", loaded)
+    monkeypatch.setattr("ipex_inductor.optim.norms.load_triton_kernel", loaded)
     optimizer = optimizer_of(kind, settings, torch.float32, None, clip)
-    with described.device(target("h200")), cached.looked_for() as ours:
+    with described.device(target("h200")), cached.record_keys() as ours:
         load_step(optimizer, torch.device("cuda", 0), scaler)
     assert {name for name, _ in asked} == names
     assert {device for _, device in asked} == {"cuda:0"}
@@ -125,10 +125,10 @@ def steps_loaded(optimizer, scaler, monkeypatch):
     asked = set()
     monkeypatch.setattr(
         launch_groups_cuda,
-        "loaded",
+        "load_triton_kernel",
         lambda source, name, device, problem, *_: asked.add((name, problem["tabled"])),
     )
-    monkeypatch.setattr("ipex_inductor.optim.norms.loaded", lambda *_: None)
+    monkeypatch.setattr("ipex_inductor.optim.norms.load_triton_kernel", lambda *_: None)
     launch_groups_cuda._kernel_of.cache_clear()  # of a driver that is none
     with described.device(target("h200")):
         load_step(optimizer, torch.device("cuda", 0), scaler=scaler)

@@ -110,7 +110,9 @@ def gpu(monkeypatch):
     def batch(made, kernel, columns, group, step, first, looks):
         far = planning._far(step, first)
         device = columns[0].device
-        return planning._made(made, launch_groups_cuda.CudaBatch, kernel, device, True, group, far)
+        return planning._find_batch(
+            made, launch_groups_cuda.CudaBatch, kernel, device, True, group, far
+        )
 
     def chunks(blocks, device):
         return torch.zeros(sum(blocks), 2, dtype=torch.int32)
@@ -120,8 +122,8 @@ def gpu(monkeypatch):
         there.at_once += bool(seen and seen.taken)
         return seen
 
-    look = plan_replay.again
-    monkeypatch.setattr(plan_replay, "again", looked)
+    look = plan_replay.compare_tensors
+    monkeypatch.setattr(plan_replay, "compare_tensors", looked)
     monkeypatch.setattr(cuda, "_driver", lambda: there.driver)
     monkeypatch.setattr(planning, "_batch", batch)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)

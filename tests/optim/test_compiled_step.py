@@ -550,7 +550,7 @@ def test_many_tensors_are_one_kernel_and_no_graph(count, monkeypatch, launches):
     def none(*_, **__):
         raise AssertionError("a graph for Inductor")
 
-    monkeypatch.setattr(compile_fx, "compiled", none)
+    monkeypatch.setattr(compile_fx, "compile_request", none)
     ours = tensors(shapes=[(5, n % 7 + 1) for n in range(count)])
     draw(ours)
     compiled(AdamW(ours, foreach=True))()

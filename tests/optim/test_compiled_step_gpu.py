@@ -23,7 +23,7 @@ from ipex_inductor.lowerings.optimizer import step_cuda
 from ipex_inductor.passes.optimizer import step as reading
 from ipex_inductor.passes.optimizer.terms import UnreadError
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.build.gpu import binary
 from ipex_inductor.templates.optimizer.step_cuda import APART
@@ -145,7 +145,7 @@ def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, gpu, tmp_path, monkey
 def compiled(update, name, signature, constants, gpu):
     problem = pairs({"template": "update", **vars(update)})
     source, options = update_triton_source(update), {"num_warps": 4, **APART}
-    made = binary(source, name, described(gpu), problem, signature, constants, options)
+    made = binary(source, name, find_target(gpu), problem, signature, constants, options)
     assert made.blob[:4] == b"\x7fELF"
     assert made.meta["signature"] == list(signature.values())
 
@@ -158,7 +158,7 @@ def asked(monkeypatch):
     def loaded(source, name, device, *_):
         names.append((name, str(device)))
 
-    monkeypatch.setattr(step_cuda, "loaded", loaded)
+    monkeypatch.setattr(step_cuda, "load_triton_kernel", loaded)
     step_cuda._kernel_or_why.cache_clear()
     yield names
     step_cuda._kernel_or_why.cache_clear()
@@ -169,7 +169,7 @@ def test_the_report_says_why_there_is_no_cuda_graph(asked):
     gm, report = graph_of(MADE["in lists"]), GraphReport()
     options = compat.inductor_option_types()
     config = resolve("reduce-overhead", {}, options)
-    launched = backend._stepped(Request(gm, [], config), report)
+    launched = backend._compile_step(Request(gm, [], config), report)
     assert isinstance(launched, launching.Launch)
     assert asked == [("scalars", "cuda:0"), ("step", "cuda:0")]
     assert "def scalars" in launched.source
@@ -188,7 +188,7 @@ def test_a_variant_that_cannot_be_built_is_tried_once(monkeypatch):
             tried.append(name)
             raise NotBuiltError("too many registers")
 
-    monkeypatch.setattr(step_cuda, "loaded", loaded)
+    monkeypatch.setattr(step_cuda, "load_triton_kernel", loaded)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     step_cuda._kernel_or_why.cache_clear()
     gm = graph_of(MADE["in lists"])

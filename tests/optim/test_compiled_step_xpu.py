@@ -32,7 +32,7 @@ from ipex_inductor.prebuild import described_xpu
 from ipex_inductor.prebuild import sycl as building
 from ipex_inductor.reporting import decisions
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.target.device import described as target
+from ipex_inductor.target.device import find_target as target
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.sycl import device as sycl_device
 from ipex_inductor.templates.sycl import ocloc
@@ -77,7 +77,7 @@ def on_a_gpu(make, rate=0.1, name="xe:bmg"):
     def told(gm, given):
         config = resolve(None, {"strict": True}, compat.inductor_option_types())
         report = GraphReport()
-        launched.append((backend._stepped(Request(gm, given, config), report), report))
+        launched.append((backend._compile_step(Request(gm, given, config), report), report))
         return gm.forward
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -331,7 +331,7 @@ def test_a_table_is_sent_when_it_or_the_stream_is_another(monkeypatch):
 def test_native_code_of_elements_spills_nothing(chip, spilled):
     """Scalars may: powers in fp64 by 32 lanes do on pvc, once a tensor."""
     try:
-        ocloc.named()
+        ocloc.compiler_name()
     except MissingPackageError as error:
         pytest.skip(str(error))
     with on_a_gpu(MADE["adamw in lists"], None, chip) as (*_, asked):

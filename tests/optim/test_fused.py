@@ -120,7 +120,7 @@ def test_copies_are_fused(variant, copied):
     step_both(*four, steps=2)
     ours, optimizer, *others = copied(four)
     assert optimizer.fused
-    assert kernels.wanted(optimizer)
+    assert kernels.uses_kernels(optimizer)
     step_both(ours, optimizer, *others)
     assert_alike(ours, optimizer, *others)
 

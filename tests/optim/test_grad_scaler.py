@@ -52,7 +52,9 @@ def readings(monkeypatch):
     """As if the CPU were a GPU."""
     Reading.made = []
     monkeypatch.setattr(
-        norms, "_now", lambda optimizer, seen: seen or state_fingerprint.gradients(optimizer)
+        norms,
+        "_look_on_cuda",
+        lambda optimizer, seen: seen or state_fingerprint.gradients(optimizer),
     )
     monkeypatch.setattr(norms, "_reading", lambda _, seen, whole: Reading(seen.grads))
     return Reading.made

@@ -148,7 +148,7 @@ def test_what_makes_another_plan_is_seen(change):
     draw(ours, theirs)
     after = state_fingerprint.look(optimizer, {})
     assert after is None or after.facts != before.facts
-    assert plan_replay.looked(optimizer, {})[1] is None
+    assert plan_replay.look_and_compare(optimizer, {})[1] is None
     if change in (lacking, state_in_fp64, in_bf16):  # of which torch makes errors
         return
     for _ in range(2):
@@ -203,7 +203,7 @@ def test_a_number_that_stood_for_one_step_only(monkeypatch):
         with monkeypatch.context() as patched:
             if not known:
                 for module in (plan_replay, kernels):
-                    patched.setattr(module, "unchanged", lambda *_: False)
+                    patched.setattr(module, "repeat_plain_step", lambda *_: False)
             step(*four)
         for p, q in zip(ours, theirs, strict=True):
             torch.testing.assert_close(p, q, **CLOSE)

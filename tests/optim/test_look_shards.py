@@ -158,7 +158,7 @@ def test_what_makes_another_plan_is_seen(change, alone):
     for params, each in (ours, optimizer), (theirs, reference):
         change(params, each)
     draw(ours, theirs)
-    assert plan_replay.looked(optimizer, {})[1] is None
+    assert plan_replay.look_and_compare(optimizer, {})[1] is None
     for _ in range(2):
         step(*four)
     agree(ours, theirs)
@@ -184,7 +184,7 @@ GRADIENTS = {
 def test_gradients_that_make_another_plan_are_seen(name, alone):
     ours, optimizer, *_ = twins()
     ours[0].grad = GRADIENTS[name](torch.randn(8, 8))
-    assert plan_replay.looked(optimizer, {})[1] is None
+    assert plan_replay.look_and_compare(optimizer, {})[1] is None
 
 
 def test_master_weights_that_fully_shard_has_cut_are_looked_at(monkeypatch, alone):
@@ -216,7 +216,7 @@ def test_of_plain_tensors_nobody_asks_how_they_are_cut(monkeypatch, alone):
     params = [nn.Parameter(torch.ones(4)) for _ in range(3)]
     optimizer = SGD(params, 0.1)
     assert fuse_step(optimizer) is None
-    monkeypatch.setattr(state_fingerprint, "_here", None)
+    monkeypatch.setattr(state_fingerprint, "_local_parts", None)
     for param in params:
         param.grad = torch.ones(4)
     for _ in range(3):
@@ -233,5 +233,5 @@ def test_kernels_take_no_norm_of_parts(monkeypatch, alone):
     spec = cut(torch.zeros(8))._spec
     with FakeTensorMode(allow_non_fake_inputs=True):
         here = torch.zeros(8, device="cuda")
-        assert norms._made([here]) == here.device
-        assert norms._made([here, DTensor(here, spec, requires_grad=False)]) is None
+        assert norms._make_reading([here]) == here.device
+        assert norms._make_reading([here, DTensor(here, spec, requires_grad=False)]) is None

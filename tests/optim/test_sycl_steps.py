@@ -117,7 +117,7 @@ def as_on_gpus(monkeypatch):
         if columns[0].device.type != "cpu":
             return batch(made, kernel, columns, group, step, first, looks)
         far = planning._far(step, first)
-        return planning._made(made, SyclBatch, kernel, columns[0].device, group, far)
+        return planning._find_batch(made, SyclBatch, kernel, columns[0].device, group, far)
 
     monkeypatch.setattr(planning, "_batch", batched)
     yield

@@ -43,7 +43,7 @@ def gpu(monkeypatch):
         torch.cuda, "current_stream", lambda _=None: SimpleNamespace(cuda_stream=here.cuda_stream)
     )
     pinned = lambda size: torch.empty(size, dtype=torch.uint8, device="cpu")  # noqa: E731
-    monkeypatch.setattr(step_cuda, "_pinned", pinned)
+    monkeypatch.setattr(step_cuda, "_allocate_pinned", pinned)
     monkeypatch.setattr(step_cuda, "On", lambda device: nullcontext(here.cuda_stream))
     return here
 

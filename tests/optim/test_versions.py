@@ -139,7 +139,7 @@ def test_what_has_no_version_is_not_counted_at_each_step(monkeypatch):
     assert all(t.is_inference() for own in optimizer.state.values() for t in own.values())
     backward(params)
     optimizer.step()
-    monkeypatch.setattr(again, "again", None)
+    monkeypatch.setattr(again, "compare_tensors", None)
     before = versions(params)
     optimizer.step()
     assert versions(params) == [v + 1 for v in before]
@@ -290,13 +290,13 @@ def refuse(*_):
 def test_dynamo_stays_out_of_a_step_that_it_comes_to(monkeypatch):
     params, optimizer = trained(0)
     backward(params)
-    following, repeated = [], kernels.repeated
+    following, repeated = [], kernels.repeat_step
 
     def spy(*given):
         following.append(get_eval_frame_callback())
         return repeated(*given)
 
-    monkeypatch.setattr(kernels, "repeated", spy)
+    monkeypatch.setattr(kernels, "repeat_step", spy)
 
     @torch.compile(backend="eager")
     def train(x):

@@ -5,11 +5,11 @@ import time
 import pytest
 
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.fleet import measured
+from ipex_inductor.autotune.fleet import measure_problems
 from ipex_inductor.autotune.record import Operand, Problem, encode
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.lowerings.problem.settings import settings_of
-from ipex_inductor.lowerings.select.selection import COMMAND, tuned
+from ipex_inductor.lowerings.select.selection import COMMAND, store_results
 from ipex_inductor.target import device
 
 ray = pytest.importorskip(
@@ -53,8 +53,10 @@ def test_every_problem_is_measured_though_a_node_is_lost(cluster, other, tmp_pat
     problems = [product(4 * rows) for rows in range(1, 1 + count)]
     alien = Problem("aten.bmm.default", problems[0].operands, "sm_90:none")
     told = {}
-    run = measured([alien, *problems], 500, COMMAND, gpus=0, cpus=1, address=cluster.address)
-    for problem, answer in tuned(run, tmp_path / "db"):
+    run = measure_problems(
+        [alien, *problems], 500, COMMAND, gpus=0, cpus=1, address=cluster.address
+    )
+    for problem, answer in store_results(run, tmp_path / "db"):
         told[encode(problem)] = answer
         if len(told) == lost_at:
             cluster.remove_node(other, allow_graceful=False)
@@ -66,7 +68,7 @@ def test_every_problem_is_measured_though_a_node_is_lost(cluster, other, tmp_pat
 
 @pytest.mark.usefixtures("other")
 def test_what_no_machine_has_is_an_error(cluster):
-    run = measured([product(4)], 60, COMMAND, gpus=0, cpus=64, address=cluster.address)
+    run = measure_problems([product(4)], 60, COMMAND, gpus=0, cpus=64, address=cluster.address)
     with pytest.raises(ArgumentError, match="machines with 64 CPUs for Ray; got 1, 1"):
         next(run)
 
@@ -74,6 +76,6 @@ def test_what_no_machine_has_is_an_error(cluster):
 @pytest.mark.usefixtures("other")
 def test_a_spent_budget_starts_nothing(cluster):
     begun = time.monotonic()
-    run = measured([product(4)] * 3, 0, COMMAND, gpus=0, cpus=1, address=cluster.address)
+    run = measure_problems([product(4)] * 3, 0, COMMAND, gpus=0, cpus=1, address=cluster.address)
     assert [told for _, told in run] == ["the budget is spent"] * 3
     assert time.monotonic() - begun < 60

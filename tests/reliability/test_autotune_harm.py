@@ -17,7 +17,7 @@ from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Operand, Problem, Symbol, encode
 from ipex_inductor.autotune.space import why_refused
 from ipex_inductor.lowerings.problem.settings import settings_of
-from ipex_inductor.lowerings.select.selection import here, tuned
+from ipex_inductor.lowerings.select.selection import store_results, tune_locally
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.target import device
 
@@ -111,7 +111,9 @@ def kept(tmp_path_factory, instructions_known):
     """What came of three problems, the first of another machine, and their database."""
     folder = tmp_path_factory.mktemp("tuned") / "db"
     alien = product(4, 32, 16, 24, arch="sm_90:none")
-    return list(tuned(here([alien, product(2, 16, 16, 16), varying()], 600), folder)), folder
+    return list(
+        store_results(tune_locally([alien, product(2, 16, 16, 16), varying()], 600), folder)
+    ), folder
 
 
 def test_a_database_gets_what_was_measured_though_a_child_dies(kept):
@@ -154,7 +156,7 @@ def test_of_long_lists_only_finalists_are_measured(monkeypatch):
 
 
 def test_a_spent_budget_is_said_and_nothing_is_started(tmp_path):
-    (found,) = tuned(here([product(2, 16, 16, 16)], 0), tmp_path / "db")
+    (found,) = store_results(tune_locally([product(2, 16, 16, 16)], 0), tmp_path / "db")
     assert found[1] == "the budget is spent"
     assert not (tmp_path / "db").exists()
 

@@ -75,7 +75,7 @@ def test_what_came_before_ctrl_c_is_kept(tmp_path, shapes, monkeypatch):
         yield todo[0], Record(todo[0], (outcome,), PROVENANCE)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(selection, "here", here)
+    monkeypatch.setattr(selection, "tune_locally", here)
     file, folder = shapes(*(BMM.format(rows) for rows in (1, 2, 3))), tmp_path / "db"
     done = CliRunner().invoke(app, ["autotune", "run", "--shapes", file, "--into", str(folder)])
     assert done.exit_code == 130
@@ -99,7 +99,7 @@ def test_what_is_known_is_not_measured_again(tmp_path, shapes, monkeypatch):
         return done.exit_code, json.loads(done.stdout)["problems"]
 
     asked = []
-    monkeypatch.setattr(selection, "here", here)
+    monkeypatch.setattr(selection, "tune_locally", here)
     file = shapes(BMM.format(8), NO_CHOICE)
     code, (first, second) = said()
     assert (code, first["choice"]["name"], first["microseconds"]) == (1, "aten.bmm", 10.0)

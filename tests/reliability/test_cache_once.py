@@ -48,7 +48,7 @@ def test_a_forked_child_of_a_killed_builder_holds_nobody_up(tmp_path, monkeypatc
     store = Store(tmp_path / "kernels")
     assert store.put(key(1), {}, b"")
     path = store.folder.lock_path(key(2).digest)
-    file, _ = lock._tried(path)  # held for as long as this process lives, and never touched
+    file, _ = lock._try_lock(path)  # held for as long as this process lives, and never touched
     begun = time.monotonic()
     assert store.compile_once(key(2), lambda: ({}, b"x")) == Entry({}, b"x")
     assert 0.4 < time.monotonic() - begun < 5
@@ -57,7 +57,7 @@ def test_a_forked_child_of_a_killed_builder_holds_nobody_up(tmp_path, monkeypatc
 
 def test_a_lock_that_lost_its_name_is_no_lock(tmp_path, monkeypatch):
     """Who waited holds the file that the builder removed; another one locks a new file."""
-    path, real = str(tmp_path / "lock"), lock._locked
+    path, real = str(tmp_path / "lock"), lock._lock_file
     removed = []
 
     def late(file):
@@ -65,11 +65,11 @@ def test_a_lock_that_lost_its_name_is_no_lock(tmp_path, monkeypatch):
             removed.append(os.unlink(path))
         return real(file)
 
-    monkeypatch.setattr(lock, "_locked", late)
-    with lock.held(path) as ours:
+    monkeypatch.setattr(lock, "_lock_file", late)
+    with lock.hold_lock(path) as ours:
         assert ours
-        monkeypatch.setattr(lock, "_locked", real)
-        assert lock._tried(path)[0] is None, "both would build"
+        monkeypatch.setattr(lock, "_lock_file", real)
+        assert lock._try_lock(path)[0] is None, "both would build"
     assert not os.path.exists(path)
 
 

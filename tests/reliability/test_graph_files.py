@@ -492,11 +492,11 @@ def test_files_come_back_as_they_were(tmp_path):
     (tmp_path / "one" / "b.py").write_text("1")
     for passing in ("b.lock", ".1.2.tmp"):
         (tmp_path / "one" / passing).write_text("x")
-    blob = workroom.packed(tmp_path / "one")
+    blob = workroom.pack_files(tmp_path / "one")
     assert workroom.unpack(blob, tmp_path / "two") == {"deep/a.so", "b.py"}
     assert (tmp_path / "two" / "deep" / "a.so").read_bytes() == bytes(range(256))
-    carried = workroom.smaller(blob)
-    assert workroom.unpacked(carried) == workroom.unpacked(blob)
+    carried = workroom.compress_files(blob)
+    assert workroom.unpack_files(carried) == workroom.unpack_files(blob)
     with pytest.raises(ValueError, match="not what was packed"):
         workroom.unpack(carried[:-1], tmp_path / "three")
     assert not (tmp_path / "three").exists()
@@ -518,7 +518,7 @@ def test_triton_finds_its_files_where_they_came_to(tmp_path, monkeypatch):
     made = cache.get_cache_manager("ab")
     files = {name: made.put(b"1", name) for name in ("kernel.cubin", "kernel.json")}
     made.put_group("kernel.json", files)
-    workroom.unpack(workroom.packed(tmp_path / "one"), tmp_path / "two")
+    workroom.unpack(workroom.pack_files(tmp_path / "one"), tmp_path / "two")
     shutil.rmtree(tmp_path / "one")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "two" / "triton"))
     found = cache.get_cache_manager("ab").get_group("kernel.json")

@@ -33,8 +33,8 @@ def home(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def held_elsewhere(number, part=""):
     """As by a process that shows no signs of life."""
-    file, _ = lock._tried(default_store.store().lock_path(key(number), part))
-    lock._marked(file)
+    file, _ = lock._try_lock(default_store.store().lock_path(key(number), part))
+    lock._mark_file(file)
     try:
         yield
     finally:
@@ -144,7 +144,7 @@ def test_nobody_waits_for_a_second_one_where_the_first_has_failed(home, monkeypa
     monkeypatch.setattr(lock, "PATIENCE", 60.0)
     path = default_store.store().lock_path(key(1))
     for _ in range(3):
-        file, _ = lock._tried(path)
+        file, _ = lock._try_lock(path)
         workroom._made = None  # as another process
         graph = GraphFiles(key(1))
         with at_once(), graph.alone(functools.partial(lock._release, path, file)):
@@ -158,7 +158,7 @@ def test_a_compiler_that_never_ends_is_not_waited_for_for_ever(home, monkeypatch
     monkeypatch.setattr(lock, "PATIENCE", 0.3)  # signs are seen, or that would end it
     graph, since = GraphFiles(key(1)), []
     path = default_store.store().lock_path(key(1))
-    with lock.held(path), graph.alone(lambda: since.append(time.monotonic())):
+    with lock.hold_lock(path), graph.alone(lambda: since.append(time.monotonic())):
         assert 0.4 <= time.monotonic() - since[0] < AT_ONCE
     assert graph.reason.endswith("for who compiled it, in vain")
 
@@ -171,7 +171,7 @@ def test_who_compiles_a_graph_waits_for_none(home):
 
         def compile_another():
             with GraphFiles(key(2)).alone(never), GraphFiles(key(3)).alone(never):
-                done.append(lock._tried(default_store.store().lock_path(key(3))))
+                done.append(lock._try_lock(default_store.store().lock_path(key(3))))
 
         done = []
         with at_once():
@@ -196,7 +196,7 @@ def test_who_waits_in_one_thread_waits_in_no_other(home):
         thread.start()
         assert waiting.wait(5)
         with at_once(), GraphFiles(key(2)).alone(never):
-            file, _ = lock._tried(default_store.store().lock_path(key(2)))
+            file, _ = lock._try_lock(default_store.store().lock_path(key(2)))
             assert file is not None, "not held either"
             os.close(file)
         os.unlink(path)
@@ -337,12 +337,12 @@ def test_ranks_do_not_wait(home, monkeypatch):
 def test_what_the_backend_compiles_in_holds_the_lock_and_releases_it(home):
     """The folder that torch works in: forward, then a backward that nobody tells the end of."""
     folder = graph_cache.Folder(key(1), never)
-    for entered, part in ((folder.entered, ""), (folder.entered_late, "-backward")):
+    for entered, part in ((folder.entered, ""), (folder.enter_late, "-backward")):
         path = default_store.store().lock_path(key(1), part)
         with entered():
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder.files.folder)
-            assert lock._tried(path)[0] is None
-            with folder.entered_late():  # as a backward is that is compiled with its forward
+            assert lock._try_lock(path)[0] is None
+            with folder.enter_late():  # as a backward is that is compiled with its forward
                 pass
             assert os.path.exists(path)
         assert not os.path.exists(path)

@@ -141,7 +141,7 @@ def test_kernels_do_not_wait_for_a_header_that_cannot_be_made(unknown, monkeypat
 def test_a_header_is_made_though_none_can_be_kept(unknown, monkeypatch, tmp_path):
     ran = []
     monkeypatch.setattr(kernel_header, "_run", lambda *words: ran.append(words) or b"")
-    monkeypatch.setattr(kernel_header, "_packed", lambda path: b"")
+    monkeypatch.setattr(kernel_header, "_compress", lambda path: b"")
     monkeypatch.setattr(default_store, "headers", lambda: None)
     made: Future[Path | None] = Future()
     kernel_header._make(HERE, made)

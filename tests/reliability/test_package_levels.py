@@ -59,7 +59,7 @@ def levelled(tmp_path_factory):
     model, x = Activated().eval(), torch.randn(8, 64)
     with torch.no_grad():
         torch.save((model.state_dict(), x, model(x)), folder / "saved")
-    made_for = {name: [device.described(f"x86-64:{name}")] for name in ("avx2", "avx512")}
+    made_for = {name: [device.find_target(f"x86-64:{name}")] for name in ("avx2", "avx512")}
     made_for["both"] = [*made_for["avx512"], *made_for["avx2"]]
 
     @functools.cache
@@ -163,7 +163,7 @@ def test_the_verb_makes_packages_for_levels(tmp_path, monkeypatch):
 
 def test_an_older_torch_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(compat, "compiles_for_levels", lambda: False)
-    net, avx2 = Activated().eval(), device.described("x86-64:avx2")
+    net, avx2 = Activated().eval(), device.find_target("x86-64:avx2")
     with pytest.raises(TargetError, match=r"a torch that compiles for other CPUs|a level of x86"):
         ipex_inductor.package(net, (torch.ones(8, 64),), tmp_path / "n", targets=[avx2])
 

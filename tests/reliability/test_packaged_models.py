@@ -16,7 +16,7 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.cli import app
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild import exporting
-from ipex_inductor.prebuild.package import decoded, encoded
+from ipex_inductor.prebuild.package import decode, encode
 from ipex_inductor.reporting.decisions import GraphReport
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}  # a few roundings of numbers of about 1
@@ -61,14 +61,14 @@ def test_what_is_more_than_a_computation_is_refused(model, words, tmp_path, monk
     ],
 )
 def test_arguments_of_programs_come_back(value):
-    text = json.dumps(encoded(value))
-    back = decoded(msgspec.json.decode(text))
+    text = json.dumps(encode(value))
+    back = decode(msgspec.json.decode(text))
     assert (type(back), back) == (type(value), value)
 
 
 def test_what_is_no_plain_argument_is_refused():
     with pytest.raises(ArgumentError, match="a weight prologue of plain values"):
-        encoded(object())
+        encode(object())
 
 
 @pytest.fixture

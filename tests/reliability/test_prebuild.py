@@ -201,7 +201,7 @@ def test_a_fresh_process_imports_neither_dynamo_nor_inductor(made, tmp_path):
 def test_a_weight_in_blocks_is_arranged_where_no_op_of_ours_is_known(tmp_path):
     """Whose op in Python would import Dynamo, were it there."""
     weight, step = torch.randn(128, 64), 'program._function("ipex::blocks.default")'
-    torch.save((weight, blocked.arranged(weight, 16)), tmp_path / "saved")
+    torch.save((weight, blocked.arrange_panels(weight, 16)), tmp_path / "saved")
     code = (
         "import sys, torch; from ipex_inductor.passes.weights import program;"
         f"weight, want = torch.load({str(tmp_path / 'saved')!r});"
@@ -271,7 +271,7 @@ def test_one_for_a_gpu_runs_on_others_of_its_kind_only(made, tmp_path, monkeypat
 @pytest.mark.skipif(bool(torch.version.cuda), reason="this torch is built for CUDA")
 def test_to_make_one_for_a_gpu_torch_must_be_built_for_it(made, tmp_path):
     args, kwargs = inputs()
-    gpu, amd = map(target.described, ("sm_90:NVIDIA-H200", "gfx942:AMD-Instinct-MI300X"))
+    gpu, amd = map(target.find_target, ("sm_90:NVIDIA-H200", "gfx942:AMD-Instinct-MI300X"))
     with pytest.raises(DeviceError, match="not built for CUDA"):
         ipex_inductor.package(made.model, args, tmp_path / "n", kwargs=kwargs, targets=[gpu])
     with pytest.raises(TargetError, match="a GPU of NVIDIA"):

@@ -32,7 +32,7 @@ from ipex_inductor.optim import FusedStep
 from ipex_inductor.prebuild import described, describing, driver, graphs
 from ipex_inductor.reporting.decisions import GraphReport
 from ipex_inductor.target.device import current
-from ipex_inductor.target.device import described as target
+from ipex_inductor.target.device import find_target as target
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU"),
@@ -391,9 +391,9 @@ from ipex_inductor import backend, compat
 from ipex_inductor.compiler import graph_cache as graph_files
 from ipex_inductor.errors import BundleError
 from ipex_inductor.prebuild import described as describing, graphs
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
-with describing.device(described("h200")):  # while the compiler is still the one that is known
+with describing.device(find_target("h200")):  # while the compiler is still the one that is known
     pass
 # This build of torch stands for the one that is on the GPU's machine too.
 compat.why_not_for = lambda kind: ""
@@ -434,7 +434,7 @@ def step(
             torch.ones(rows, 8),
         )
         more = {"dynamic": {0: {0: (2, most)}}} if most else {}
-    done = graphs.prebuild(model, inputs, described(arch), options=options, **more)
+    done = graphs.prebuild(model, inputs, find_target(arch), options=options, **more)
     compat.VERSION, graph_files.source_digest = usual
     for name, _ in env:
         del os.environ[name]
@@ -505,7 +505,7 @@ def test_tritons_own_module_is_in_it_so_that_no_compiler_is_asked(bundle):
     opened = open_bundle(bundle, allow_unsigned=True, allow_older=True)
     (item,) = (item for item in opened.manifest.entries if item.kind == "graph")
     _, entry = unpack_any(opened.load(item.key + SUFFIX))
-    files = workroom.unpacked(entry.blob)
+    files = workroom.unpack_files(entry.blob)
     modules = {name: data for name, data in files.items() if "/cuda_utils." in name}
     # With the program `file` and without, where Inductor has named Triton's folder and before.
     assert len(modules) == 4
@@ -516,10 +516,10 @@ def test_tritons_own_module_is_in_it_so_that_no_compiler_is_asked(bundle):
 def test_without_a_c_compiler_it_is_missing(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(driver.shutil, "which", lambda name: None)
-    driver._built.cache_clear()
+    driver._build_modules.cache_clear()
     with pytest.raises(driver.NoModuleError, match="no C compiler is here"):
         driver.files()
-    driver._built.cache_clear()
+    driver._build_modules.cache_clear()
     (missing,) = graphs.Prebuilt(target("h200"), "", unbuilt="no C compiler is here").missing
     assert "Triton's module for the driver" in missing
 

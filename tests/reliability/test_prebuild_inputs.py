@@ -35,10 +35,10 @@ def test_a_function_returns_a_model_its_inputs_and_more():
     first, second = Example.all_of("m:f", (net, [(X,), (X[:1],)], step, ranges))
     assert (first.name, second.name) == ("m:f", "m:f #1")
     assert (second.dynamic, second.optimizer) == (ranges, step)
-    asked = second.as_asked(torch.bfloat16, training=False)
+    asked = second.with_mode(torch.bfloat16, training=False)
     assert (asked.optimizer, asked.model.training) == (None, False)
     assert {t.dtype for t in (*asked.inputs, *asked.model.parameters())} == {torch.bfloat16}
-    assert second.as_asked(None, training=True).optimizer is step
+    assert second.with_mode(None, training=True).optimizer is step
 
 
 @pytest.mark.parametrize(
@@ -266,12 +266,12 @@ def test_a_record_is_compiled_ahead_as_it_was_called(records):
         (example.inputs, example.kwargs, example.dynamic),
     ):
         torch.compiler.reset()
-        graphs.marked(inputs, kwargs, dynamic)
+        graphs.mark_dynamic_sizes(inputs, kwargs, dynamic)
         with torch.no_grad():
             torch.compile(net, backend=backend)(*inputs, **kwargs)
     assert seen[0] == seen[1]
     assert "relu" in seen[0][0]
-    twins = graphs.described_as((example.inputs, 3), torch.device("cpu"))
+    twins = graphs.fake_copy((example.inputs, 3), torch.device("cpu"))
     assert twins[0][1][0] is twins[0][1][1]
 
 

@@ -31,7 +31,7 @@ from ipex_inductor.target import device, x86_levels
 from ipex_inductor.templates.build import cpp
 
 OWN = device.architecture()
-AVX2, AVX512 = (device.described(f"x86-64:{name}") for name in ("avx2", "avx512"))
+AVX2, AVX512 = (device.find_target(f"x86-64:{name}") for name in ("avx2", "avx512"))
 AS_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 NO_COMPILER = {"CXX": "/nonexistent/g++"}
 FOUND = [0, 0, 1]  # a miss of Inductor's and of AOT autograd's cache, and a hit of the latter
@@ -189,7 +189,7 @@ def entries(bundle):
         framed, entry = unpack_any(opened.load(item.key + SUFFIX))
         key = read(framed)
         if key["kind"] == "graph":
-            found[key["architecture"]] = key, workroom.unpacked(entry.blob)
+            found[key["architecture"]] = key, workroom.unpack_files(entry.blob)
     return found
 
 
@@ -242,11 +242,11 @@ def test_a_level_is_described_to_one_thread_and_put_back():
         told.append((torch.ops.mkldnn._is_mkldnn_bf16_supported(), device.architecture()))
 
     told, before = [], seen()
-    with x86_levels.described(x86_levels.LEVELS["x86-64:avx2"]):
+    with x86_levels.target_level(x86_levels.LEVELS["x86-64:avx2"]):
         assert [str(each) for each in cpu_vec_isa.valid_vec_isa_list()] == ["avx2"]
         assert packing.onednn_dtypes() == {torch.float32}
         assert device.architecture() == "x86-64:avx2"
-        with x86_levels.described(x86_levels.LEVELS["x86-64:amx"]):
+        with x86_levels.target_level(x86_levels.LEVELS["x86-64:amx"]):
             assert str(cpu_vec_isa.pick_vec_isa()) == "avx512 avx512_vnni"
             assert packing.onednn_dtypes() == {torch.float32, torch.bfloat16, torch.float16}
         assert [str(each) for each in cpu_vec_isa.valid_vec_isa_list()] == ["avx2"]
@@ -269,14 +269,14 @@ def test_a_builder_without_a_compiler_is_told(monkeypatch):
 @on_levels
 def test_what_a_hypervisor_hides_is_not_used(monkeypatch):
     able = torch.cpu.get_capabilities() | {"bmi2": False}
-    assert x86_levels._served.__wrapped__(OWN)[0].arch == OWN
+    assert x86_levels._levels_of.__wrapped__(OWN)[0].arch == OWN
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-    assert x86_levels._served.__wrapped__(OWN) == ()
+    assert x86_levels._levels_of.__wrapped__(OWN) == ()
 
 
 def test_levels_are_served_from_the_highest_down(monkeypatch):
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)  # nothing is known to be missing
-    served = x86_levels._served.__wrapped__
+    served = x86_levels._levels_of.__wrapped__
     names = "avx512_bf16", "avx512", "avx2"
     assert [each.arch for each in served("x86-64:avx512_bf16")] == [f"x86-64:{n}" for n in names]
     assert [each.arch for each in served("x86-64:avx2")] == ["x86-64:avx2"]
@@ -309,7 +309,7 @@ def test_a_torch_without_a_setting_has_none_of_it(monkeypatch):
     monkeypatch.setattr(request, "TOLD", ("cpp.no_such_setting",))
     config = resolve(None, {}, compat.inductor_option_types())
     gm = torch.fx.symbolic_trace(nn.Linear(2, 2))
-    assert request.Request(gm, [torch.ones(2, 2)], config).levels() == x86_levels.served()
+    assert request.Request(gm, [torch.ones(2, 2)], config).levels() == x86_levels.served_levels()
 
 
 @on_x86
@@ -322,7 +322,7 @@ def test_the_very_cpus_own_entry_comes_first(monkeypatch):
     )
 
     def found():
-        return graph_cache._which(lambda level: level and level.arch, (high, low))
+        return graph_cache._find_key(lambda level: level and level.arch, (high, low))
 
     assert found() == (None, None, (high.arch, low.arch))
     there.add(low.arch)
@@ -331,13 +331,13 @@ def test_the_very_cpus_own_entry_comes_first(monkeypatch):
     assert found() == (high.arch, high, ())
     there.add(None)
     assert found() == (None, None, ())
-    with x86_levels.ahead(low):
+    with x86_levels.compile_ahead(low):
         assert found() == (low.arch, low, ())
 
 
 def test_a_kernel_for_others_is_found_by_any_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
-    level = next((each for each in x86_levels.served() if each.arch == OWN), None)
+    level = next((each for each in x86_levels.served_levels() if each.arch == OWN), None)
     if level is None:
         pytest.skip("not a level")
     asked, problem = [], (("template", "test of levels"),)
@@ -346,9 +346,9 @@ def test_a_kernel_for_others_is_found_by_any_compiler(tmp_path, monkeypatch):
         asked.append(1)
         return 'extern "C" int answer() { return 42; }'
 
-    with x86_levels.described(level):
+    with x86_levels.target_level(level):
         cpp.ship(source, problem)
-    monkeypatch.setattr(cpp.toolkit, "compiler_named", lambda: "another, 1 bytes")
+    monkeypatch.setattr(cpp.toolkit, "compiler_identity", lambda: "another, 1 bytes")
     monkeypatch.setenv("CPATH", "/elsewhere")
     assert cpp.load(source, problem).answer() == 42
     assert len(asked) == 1

@@ -21,7 +21,7 @@ from ipex_inductor.autotune.record import encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.cli import app
 from ipex_inductor.compiler import compile_fx, inner_compile
-from ipex_inductor.compiler.kernel_selection import offered
+from ipex_inductor.compiler.kernel_selection import list_candidates
 from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
 from ipex_inductor.errors import DeviceError, MissingPackageError, TargetError
@@ -29,7 +29,7 @@ from ipex_inductor.optim import FusedStep, Lamb, Lars
 from ipex_inductor.prebuild import described_xpu, graphs, sycl
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target.device import CHIPS, current
-from ipex_inductor.target.device import described as target
+from ipex_inductor.target.device import find_target as target
 from ipex_inductor.templates.sycl import ocloc, tiles, worker
 
 XPU = torch.device("xpu", 0)
@@ -54,13 +54,13 @@ def seen(model, inputs, name, learn):
     """`learn` gets each graph of `model` on that described GPU."""
 
     def told(gm, given):
-        eager = inner_compile.copied(gm)
+        eager = inner_compile.copy_graph(gm)
         learn(gm, given)
         return eager.forward
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with described_xpu.device(target(name)) as asked, mode, torch.no_grad():
-        twin, args, _ = graphs.described_as((model, inputs, {}), XPU)
+        twin, args, _ = graphs.fake_copy((model, inputs, {}), XPU)
         torch.compile(twin, backend=told)(*args)
     return asked
 
@@ -81,7 +81,7 @@ def test_every_product_has_onednn_and_sycl_to_choose_from():
         Net().eval(),
         (torch.randn(2, 3, 8, 8),),
         "xe:bmg",
-        lambda *given: offers.extend(offered(request(*given), compat.read_inner)),
+        lambda *given: offers.extend(list_candidates(request(*given), compat.read_inner)),
     )
     ours = [o for o in offers if o.problem.op.startswith("ipex.")]
     assert len(ours) == 4
@@ -110,7 +110,7 @@ def lowered(model, inputs, name, selected=None, **options):
         report = decisions.GraphReport()
         reports.append(report)
         with pytest.raises(Exception, match="StopIteration"):
-            compile_fx.compiled(request(gm, given, **options), selected or {}, report, None)
+            compile_fx.compile_request(request(gm, given, **options), selected or {}, report, None)
 
     GraphLowering.compile_to_module = written
     try:
@@ -177,7 +177,7 @@ def triton_offers(name, dtype=torch.bfloat16):
     offers = []
     seen(
         *(*images(dtype), name),
-        lambda *given: offers.extend(offered(request(*given), compat.read_inner)),
+        lambda *given: offers.extend(list_candidates(request(*given), compat.read_inner)),
     )
     ours = ("ipex.triton.", "ipex.few_rows")
     found = [(o.problem, [c for c in o.choices if c.name.startswith(ours)]) for o in offers]
@@ -228,7 +228,7 @@ def test_without_a_record_the_library_is_kept_and_it_is_said():
     report = decisions.GraphReport()
 
     def learn(gm, given):
-        compile_fx.compiled(request(gm, given), {}, report, None, compat.read_inner)
+        compile_fx.compile_request(request(gm, given), {}, report, None, compat.read_inner)
 
     assert seen(*large(), "xe:bmg", learn) == []
     said = [str(e) for e in report.events if e.kind == "choice" and "nothing is recorded" in str(e)]
@@ -295,7 +295,7 @@ def no_ocloc():
 def test_without_ocloc_it_is_spirv_which_another_process_finds(
     at_home, one_block, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(ocloc, "named", no_ocloc)
+    monkeypatch.setattr(ocloc, "compiler_name", no_ocloc)
     done = sycl.prebuild(*make(), target("xe:bmg"))
     assert done.missing == []
     assert "none on the PATH" in done.native
@@ -311,7 +311,7 @@ import json, sys
 import ipex_inductor
 from ipex_inductor.templates.sycl import binaries, calls, product, tiles, worker
 children = []
-worker.compiled = lambda *given, **more: children.append(given)
+worker.compile_source = lambda *given, **more: children.append(given)
 ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)
 source, _ = calls.source_of("xe:20.1", "bf16", "rows", False, product.Epilogue("none", "gelu"))
 spirv = binaries.stored_spirv(source, "xe:20.1")
@@ -332,7 +332,7 @@ def found_by(bundle, folder):
 @needs_sycl
 def test_with_ocloc_native_code_is_held_against_the_gate(at_home, one_block, monkeypatch, tmp_path):
     try:
-        ocloc.named()
+        ocloc.compiler_name()
     except MissingPackageError as error:
         pytest.skip(str(error))
     done = sycl.prebuild(*make(), target("xe:bmg"))
@@ -353,7 +353,7 @@ def test_with_ocloc_native_code_is_held_against_the_gate(at_home, one_block, mon
 @pytest.mark.slow
 @needs_sycl
 def test_a_step_is_built_as_the_gpu_asks_for_it(at_home, monkeypatch):
-    monkeypatch.setattr(ocloc, "named", no_ocloc)
+    monkeypatch.setattr(ocloc, "compiler_name", no_ocloc)
     model, inputs, optimizer = make_step()
     done = sycl.prebuild(
         model.train(), inputs, target("xe:dg2"), training=True, optimizer=optimizer
@@ -386,7 +386,7 @@ def optimizers():
 @needs_sycl
 def test_norms_clipping_and_unscaling_are_in_the_bundle(at_home, monkeypatch, tmp_path):
     """Another process with it and an empty cache compiles nothing, and steps as torch does."""
-    monkeypatch.setattr(ocloc, "named", no_ocloc)
+    monkeypatch.setattr(ocloc, "compiler_name", no_ocloc)
     built = []
     for name, model, optimizer, scaler in optimizers():
         inputs = (torch.ones(2, 70),)
@@ -424,7 +424,7 @@ steps = []
 
 def batched(made, kernel, columns, group, step, first, looks):  # as those of an Intel GPU
     far = planning._far(step, first)
-    return planning._made(made, SyclBatch, kernel, columns[0].device, group, far)
+    return planning._find_batch(made, SyclBatch, kernel, columns[0].device, group, far)
 
 run = SyclBatch.run
 def counted(*given):
@@ -467,7 +467,7 @@ def make():
 
 @needs_sycl
 def test_the_verb_ends_with_1_where_a_kernel_is_missing(at_home, one_block, monkeypatch, tmp_path):
-    monkeypatch.setattr(ocloc, "named", no_ocloc)
+    monkeypatch.setattr(ocloc, "compiler_name", no_ocloc)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     (tmp_path / "made_for_xe.py").write_text(MODEL)
@@ -480,7 +480,7 @@ def test_the_verb_ends_with_1_where_a_kernel_is_missing(at_home, one_block, monk
     assert (code, "kernels only" in text) == (0, True), text
     assert "native code: none: expected ocloc" in text
     assert (tmp_path / "out").exists()
-    monkeypatch.setattr(sycl.worker, "compiled", refuses)
+    monkeypatch.setattr(sycl.worker, "compile_source", refuses)
     monkeypatch.setenv("IPEX_HOME", str(tmp_path / "empty"))
     code, text = said("--arch", "xe:pvc", "--json")
     (row,) = json.loads(text[text.index("{") :])["targets"]

@@ -39,7 +39,7 @@ print(json.dumps({
     "origin": module.origin,
     "device": ready - began,
     "load": loaded - ready,
-    "compilers": [str(f) for f in wheels.mapped("libsycl-jit")],
+    "compilers": [str(f) for f in wheels.list_mapped_files("libsycl-jit")],
 }))
 """
 

@@ -30,7 +30,7 @@ from ipex_inductor import compat
 from ipex_inductor.compiler import timed_kernels
 from ipex_inductor.aot_cache import workroom
 from ipex_inductor.prebuild import described, graphs
-from ipex_inductor.target.device import described as target
+from ipex_inductor.target.device import find_target as target
 
 compat.why_not_for = lambda kind: ""  # this build of torch stands for one with CUDA
 told = json.loads(sys.argv[1])
@@ -94,7 +94,7 @@ def graph(base):
     """The files of its one entry."""
     entries = (base / "home" / "kernels" / "1").glob("*.entry")
     (found,) = (e for e in entries if b"graph" in e.read_bytes()[60:100])
-    return workroom.unpacked(unpack_any(found.read_bytes())[1].blob)
+    return workroom.unpack_files(unpack_any(found.read_bytes())[1].blob)
 
 
 def groups(names):

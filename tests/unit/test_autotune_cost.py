@@ -27,7 +27,7 @@ from ipex_inductor.autotune.space import why_refused
 from ipex_inductor.cli import app
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.lowerings.problem.selector_hook import Offer
-from ipex_inductor.lowerings.tune.tuner import _ranked
+from ipex_inductor.lowerings.tune.tuner import _rank_templates
 from ipex_inductor.target import device as target
 
 H200 = "sm_90:NVIDIA-H200"
@@ -68,7 +68,7 @@ TILES = [
 
 
 def test_large_products_take_what_the_peak_rate_and_small_ones_what_a_launch_takes():
-    device = target.described("h200")
+    device = target.find_target("h200")
     large = model().microseconds(product(16384, 16896, 8192), template(128, 128, 64, 3, 8))
     at_peak = 2 * 16384 * 16896 * 8192 / device.rate("bf16") * 1e6
     assert 1.5 * at_peak < large < 1.6 * at_peak
@@ -298,11 +298,13 @@ def test_what_was_predicted_is_kept_and_is_no_failure():
 
 def test_the_templates_of_an_offer_are_ranked_by_the_model():
     library, wanted = Choice("library", "aten.mm"), product(512, 512, 512)
-    ranked = _ranked(wanted, Offer(wanted, (library, *TILES), library), model())
+    ranked = _rank_templates(wanted, Offer(wanted, (library, *TILES), library), model())
     said = {encode(c): model().microseconds(wanted, c) for c in TILES}
     assert [(time, encode(c)) for time, c in ranked] == sorted((t, key) for key, t in said.items())
     large = template(128, 128, 128, stages=4)  # no room: measured, to be seen failing
-    assert _ranked(wanted, Offer(wanted, (library, large, *TILES), library), model()) == ranked
+    assert (
+        _rank_templates(wanted, Offer(wanted, (library, large, *TILES), library), model()) == ranked
+    )
 
 
 @pytest.mark.parametrize(
@@ -317,7 +319,7 @@ def test_the_templates_of_an_offer_are_ranked_by_the_model():
 def test_what_the_model_does_not_know_is_not_ranked(wanted, more, known):
     """So Inductor's word decides, and not everything is measured."""
     library = Choice("library", "aten.mm")
-    assert _ranked(wanted, Offer(wanted, (library, *more, *TILES), library), known) == []
+    assert _rank_templates(wanted, Offer(wanted, (library, *more, *TILES), library), known) == []
 
 
 def test_the_model_says_what_torch_says():

@@ -12,7 +12,13 @@ from records import PROVENANCE, failed, timed
 
 from ipex_inductor.autotune import fitting, guess_fitting, predictor, select
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.autotune.guess_fitting import Held, errors_of, families_of, judged, margin
+from ipex_inductor.autotune.guess_fitting import (
+    Held,
+    check_families,
+    errors_of,
+    families_of,
+    margin,
+)
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.predictor import Guess, Guesser
 from ipex_inductor.autotune.record import (
@@ -92,7 +98,7 @@ def test_what_was_held_out_and_taken_did_win(evaluated):
     assert [(c.op, c.behind) for c in choosing] == [(BMM, True)]
     for each in choosing:
         mine = [h for h in held if h.kind == (each.op, each.behind)]
-        verdict = judged(mine)
+        verdict = check_families(mine)
         assert False not in verdict.values()
         assert sum(good is True for good in verdict.values()) >= guess_fitting.FAMILIES
         taken = [h for h in mine if h.predicted >= each.margin]
@@ -150,13 +156,13 @@ def test_a_margin_is_three_deviations_beyond_the_mean_of_the_families():
 
 def test_every_family_is_judged_by_the_margin_of_the_others():
     sure = [held(family, 2.0, 2.0) for family in range(4)]
-    assert judged(sure) == dict.fromkeys(range(4), True)
+    assert check_families(sure) == dict.fromkeys(range(4), True)
     lost = [*sure[:3], held(3, 2.0, 0.9)]
-    assert judged(lost)[3] is False
+    assert check_families(lost)[3] is False
     doubted = [*sure[:3], held(3, 1.05, 0.9)]
-    assert judged(doubted)[3] is None
+    assert check_families(doubted)[3] is None
     one_is_far_off = [held(0, 2.0, 1.0), held(1, 2.0, 2.0), held(2, 2.0, 2.0), held(3, 1.5, 2.0)]
-    assert judged(one_is_far_off)[3] is None
+    assert check_families(one_is_far_off)[3] is None
 
 
 # What it is fitted to.
@@ -237,7 +243,7 @@ def test_fitting_does_not_depend_on_the_order_of_records():
 def test_the_library_pays_for_an_epilogue_and_for_rows_of_odd_lengths():
     known = shipped().libraries
     times = [known.microseconds(scores(96, 512, epilogue=e)) for e in (SCALED, "")]
-    moved = 2 * 96 * 512 * 512 * 2 / device.described("h200").bandwidth * 1e6
+    moved = 2 * 96 * 512 * 512 * 2 / device.find_target("h200").bandwidth * 1e6
     assert times[0] - times[1] > moved
     assert known.microseconds(scores(96, 509)) > known.microseconds(scores(96, 512))
     assert known.microseconds(replace(scores(96, 512), op="aten.relu.default")) is None
@@ -342,12 +348,12 @@ def test_the_fastest_is_taken_if_it_is_faster_by_the_margin():
 def test_a_selection_says_what_the_model_thinks():
     known = shipped()
     every = tuple(t for c in known.classes for t in c.templates)
-    taken = select.guessed(scores(96, 512), [LIBRARY, *every], LIBRARY)
+    taken = select.select_by_model(scores(96, 512), [LIBRARY, *every], LIBRARY)
     assert taken.choice.name == "inductor.triton.bmm"
     assert str(taken).endswith(", model")
     assert ", aten.bmm 50." in str(taken)
-    assert select.guessed(scores(96, 512, arch="x86-64:amx"), every, LIBRARY) == ""
-    assert "gelu" in select.guessed(OUTSIDE["another epilogue"][0], every, LIBRARY)
+    assert select.select_by_model(scores(96, 512, arch="x86-64:amx"), every, LIBRARY) == ""
+    assert "gelu" in select.select_by_model(OUTSIDE["another epilogue"][0], every, LIBRARY)
 
 
 def test_the_library_is_named_where_the_margin_is_not_reached(tmp_path):
@@ -358,7 +364,7 @@ def test_the_library_is_named_where_the_margin_is_not_reached(tmp_path):
     (tmp_path / "home").chmod(0o700)
     (folder / predictor.file_name(H200)).write_bytes(encode(strict))
     every = tuple(t for c in known.classes for t in c.templates)
-    found = select.guessed(scores(96, 512), [LIBRARY, *every], LIBRARY)
+    found = select.select_by_model(scores(96, 512), [LIBRARY, *every], LIBRARY)
     assert isinstance(found, Selection)
     assert found.choice == LIBRARY
     assert "model (inductor.triton.bmm " in str(found)

@@ -16,7 +16,7 @@ from ipex_inductor.autotune.measure import (
     noise_of,
     race,
     timings,
-    verified,
+    verify_candidate,
 )
 from ipex_inductor.autotune.pool import TIE_SHARE
 from ipex_inductor.autotune.record import Choice
@@ -106,11 +106,12 @@ def test_candidates_are_judged_on_copies():
         inputs[0].zero_()
         return result
 
-    found = verified(Candidate(choice("writes"), writes), judge, [a, b])
+    found = verify_candidate(Candidate(choice("writes"), writes), judge, [a, b])
     assert found.reason == "it writes its inputs"
     assert a.abs().sum() > 0
     assert isinstance(
-        verified(Candidate(choice("right"), lambda i: i[0] @ i[1].t()), judge, [a, b]), float
+        verify_candidate(Candidate(choice("right"), lambda i: i[0] @ i[1].t()), judge, [a, b]),
+        float,
     )
 
 
@@ -119,7 +120,7 @@ def test_a_message_of_pages_is_its_first_line():
         raise RuntimeError("\n  invalid argument  \nand pages more")
 
     a, b, judge = exact_and_eager()
-    found = verified(Candidate(choice("fails"), fails), judge, [a, b])
+    found = verify_candidate(Candidate(choice("fails"), fails), judge, [a, b])
     assert found.reason == "RuntimeError: invalid argument"
 
 
@@ -340,7 +341,7 @@ def test_an_error_of_the_device_is_for_the_parent_to_blame():
 
     a, b, judge = exact_and_eager()
     with pytest.raises(torch.AcceleratorError):
-        verified(Candidate(choice("fails"), fails), judge, [a, b])
+        verify_candidate(Candidate(choice("fails"), fails), judge, [a, b])
     with pytest.raises(torch.AcceleratorError):
         race([runner("a", steady(10))], lambda: fails)
 
@@ -465,7 +466,7 @@ def test_buffers_are_more_than_the_caches_and_less_than_memory(size):
 
 def test_moved_buffers_are_copies_elsewhere():
     buffers = [[torch.randn(4, 6).t(), torch.randn(3, 1).expand(3, 5)] for _ in range(2)]
-    for inputs, copies in zip(buffers, timers.moved(buffers, seed=1), strict=True):
+    for inputs, copies in zip(buffers, timers.relocate_buffers(buffers, seed=1), strict=True):
         for tensor, copy in zip(inputs, copies, strict=True):
             assert torch.equal(tensor, copy)
             assert tensor.stride() == copy.stride()

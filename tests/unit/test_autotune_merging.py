@@ -222,10 +222,10 @@ def ours(tmp_path, monkeypatch):
 
 def test_our_own_database(ours, caplog):
     assert own.default_folder() == ours
-    assert own.trusted()
+    assert own.is_default_trusted()
     assert not ours.exists()
     Shard(ours).append(record(timed(LIBRARY, 3.0)))
-    assert own.trusted()
+    assert own.is_default_trusted()
     assert not caplog.records
 
 
@@ -234,8 +234,8 @@ def test_what_others_can_write_is_not_trusted_and_that_is_said_once(mode, ours, 
     Shard(ours).append(record())
     ours.chmod(mode)
     with caplog.at_level(logging.WARNING, "ipex_inductor"):
-        assert not own.trusted()
-        assert not own.trusted()
+        assert not own.is_default_trusted()
+        assert not own.is_default_trusted()
     (said,) = caplog.messages
     assert said.startswith(f"autotune records are not used: {ours} has mode 0{mode:o}")
     assert list(Records(ours))  # who names it reads it
@@ -245,5 +245,5 @@ def test_a_link_in_our_place_is_not_trusted(ours, tmp_path, caplog):
     Shard(tmp_path / "elsewhere").append(record())
     ours.parent.mkdir()
     ours.symlink_to(tmp_path / "elsewhere")
-    assert not own.trusted()
+    assert not own.is_default_trusted()
     assert "symbolic link" in caplog.text

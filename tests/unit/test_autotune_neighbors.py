@@ -16,7 +16,7 @@ from ipex_inductor.autotune.record import Operand, Outcome, Problem, Record, enc
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.target import device
 
-A100 = device.described("a100-80gb")
+A100 = device.find_target("a100-80gb")
 USUAL = {"binary": "none", "other": None, "scalars": (), "packed": "", "unary": "none"}
 SETTING = "cudnn.benchmark"
 OPS = (nearest_shape.CONVOLUTION, *nearest_shape.LAYERS, nearest_shape.SHORTCUT)
@@ -58,7 +58,7 @@ def asked(problem, folder=None):
     offered = {encode(problem): [call.choice for call in library.calls(problem)]}
     found = [select.lookup(offered, folder), select.nearest(offered, folder)]
     assert not any(found), found
-    assert not select.derived(offered, folder)
+    assert not select.select_by_stand_in(offered, folder)
     return select.neighboring(offered, folder).get(encode(problem))
 
 

@@ -190,8 +190,10 @@ def test_the_answer_does_not_depend_on_the_order_of_records(tmp_path):
 @pytest.fixture
 def indexed(monkeypatch):
     """The names of the files that were read from their first line to the last."""
-    names, read = [], database._indexed
-    monkeypatch.setattr(database, "_indexed", lambda file: names.append(file.name) or read(file))
+    names, read = [], database._build_index
+    monkeypatch.setattr(
+        database, "_build_index", lambda file: names.append(file.name) or read(file)
+    )
     return names
 
 

@@ -72,14 +72,14 @@ def test_the_winners_on_an_h200_are_used_there_and_nowhere_else(of_torch):
         each.library is None or each.best.p50 < 1.02 * each.library.p50 for each in found.values()
     )
     for other in ("h100", "b200"):
-        assert select.lookup(problems(target.described(other)), None) == {}
+        assert select.lookup(problems(target.find_target(other)), None) == {}
 
 
 def test_what_nobody_measured_is_derived_from_a_gpu_that_is_alike(of_torch):
     """On the same chip with slower memory the very choices; and the source says whose they are."""
     of_torch("2.11.0")
     offered, known, there = offered_on("h100")
-    found = select.derived(offered, None)
+    found = select.select_by_stand_in(offered, None)
     assert found.keys() == offered.keys()
     assert {each.source for each in found.values()} == {f"derived from {H200}"}
     assert not any(each.measured for each in found.values())
@@ -91,7 +91,7 @@ def test_of_what_is_derived_only_what_is_offered_there_too(of_torch):
     """An A100 has no engine for boxes: the table's other choice, or nothing."""
     of_torch("2.11.0")
     offered, known, there = offered_on("a100-80gb")
-    found = select.derived(offered, None)
+    found = select.select_by_stand_in(offered, None)
     assert (len(offered), len(found)) == (676, 634)
     assert all(each.choice in offered[key] for key, each in found.items())
     others = [k for k in found if found[k].choice != known[encode(there[k])].choice]
@@ -105,7 +105,7 @@ def test_what_is_derived_is_of_the_nearest_batch_too_and_never_what_failed(of_to
     key = next(k for k in offered if decode_problem(k).operands[0].shape == (128, 64, 56, 56))
     problem = of_batch(48, decode_problem(key))
     other = {encode(problem): [call.choice for call in library.calls(problem)]}
-    (best,) = select.derived(other, None).values()
+    (best,) = select.select_by_stand_in(other, None).values()
     (there,) = select.nearest(
         {encode(replace(problem, arch=str(H200))): [best.choice]}, None
     ).values()
@@ -114,20 +114,20 @@ def test_what_is_derived_is_of_the_nearest_batch_too_and_never_what_failed(of_to
     shard = Shard(tmp_path)
     shard.append(Record(problem, (Outcome(best.choice, reason="wrong"),), PROVENANCE))
     shard.close()
-    (second,) = select.derived(other, tmp_path).values()
+    (second,) = select.select_by_stand_in(other, tmp_path).values()
     assert second.choice != best.choice
 
 
 def test_nothing_is_derived_of_torchs_own_ops(of_torch):
     """Templates of Inductor's were held against float64 on the H200 alone."""
     of_torch("2.11.0")
-    h100 = str(target.described("h100"))
+    h100 = str(target.find_target("h100"))
     offered = {
         encode(replace(decode_problem(key), arch=h100)): [known.choice]
         for key, known in select.lookup(problems(H200), None).items()
     }
     assert len(offered) == 60
-    assert select.derived(offered, None) == {}
+    assert select.select_by_stand_in(offered, None) == {}
 
 
 def test_what_stands_in_is_there_for_gpus_that_are_described():
@@ -158,7 +158,7 @@ NOT_ALIKE = ["b200", "mi300x", "rtx-4090", "max-1550", "sm_90:NVIDIA-H20", "sm_8
 
 @pytest.mark.parametrize("gpu", NOT_ALIKE)
 def test_nothing_is_derived_for_what_is_not_alike(gpu):
-    arch = gpu if ":" in gpu else str(target.described(gpu))
+    arch = gpu if ":" in gpu else str(target.find_target(gpu))
     assert select.table_of(arch) == select.table_digest(arch) == ""
 
 
@@ -202,7 +202,7 @@ def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatc
     assert not policy.records({torch.device("cpu")})
     assert policy.records({torch.device("cpu"), torch.device("cuda")})
     assert not dataclasses.replace(policy, tables=False).records({torch.device("cuda")})
-    of["cuda"] = str(target.described("h100"))  # for which another's stands in, unless it may not
+    of["cuda"] = str(target.find_target("h100"))  # for which another's stands in, unless it may not
     assert policy.records({torch.device("cuda")})
     assert not dataclasses.replace(policy, guesses=False).records({torch.device("cuda")})
 
@@ -211,7 +211,7 @@ def test_a_graph_is_settled_only_where_there_is_a_table_of_its_device(monkeypatc
 def test_calls_are_looked_up_in_a_table_only_where_no_records_come_first(
     gpu, monkeypatch, tmp_path
 ):
-    arch = str(target.described(gpu))
+    arch = str(target.find_target(gpu))
     monkeypatch.setattr(selector_hook, "arch_of", lambda device: arch)
     monkeypatch.setattr(selection, "arch_of", lambda device: arch)
     gm, none = torch.fx.symbolic_trace(torch.nn.Identity()), str(tmp_path / "none")

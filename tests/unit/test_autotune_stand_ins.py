@@ -58,7 +58,7 @@ def test_the_table_stands_in_for_that_of_another_torch(gpu, source, version, of_
     offered, *_ = offered_on(gpu)
     kinds = [each.choice for each in select.lookup(offered, None).values()]
     assert not any(choice.template for choice in kinds), "they are to be measured where that may be"
-    found = {**select.nearest(offered, None), **select.derived(offered, None)}
+    found = {**select.nearest(offered, None), **select.select_by_stand_in(offered, None)}
     assert found.keys() == offered.keys()
     for key, each in found.items():
         wanted = known[encode(there[key])].choice
@@ -71,7 +71,7 @@ def test_the_table_stands_in_for_that_of_another_torch(gpu, source, version, of_
 def test_no_table_stands_in_for_a_torch_that_nobody_tried(of_torch):
     of_torch("2.16.0")
     offered, *_ = offered_on("h100")
-    found = {**select.nearest(offered, None), **select.derived(offered, None)}
+    found = {**select.nearest(offered, None), **select.select_by_stand_in(offered, None)}
     assert not any(each.choice.template for each in found.values())
 
 
@@ -210,7 +210,7 @@ def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
     switched = {key: replace(decode_problem(key), settings={TIMED: True}) for key in offered}
     problems = {encode(p): offered[key] for key, p in switched.items()}
     assert select.lookup(problems, None) == {}
-    found = {**select.nearest(problems, None), **select.derived(problems, None)}
+    found = {**select.nearest(problems, None), **select.select_by_stand_in(problems, None)}
     for key, problem in switched.items():
         each, wanted = found[encode(problem)], known[encode(there[key])].choice
         assert each.choice == as_of(wanted, version)
@@ -218,7 +218,7 @@ def test_where_cudnn_times_its_kernels_what_was_measured_without_stands_in(
         assert each.source == f"{source} without {TIMED}{by}"
     more = {TIMED: True, "deterministic": True}
     other = {encode(replace(p, settings=more)): offered[key] for key, p in switched.items()}
-    assert select.nearest(other, None) == select.derived(other, None) == {}
+    assert select.nearest(other, None) == select.select_by_stand_in(other, None) == {}
 
 
 @pytest.mark.parametrize(
@@ -236,14 +236,14 @@ def test_fp16_is_as_bf16(gpu, source, timed_by_cudnn, of_torch):
         halves[encode(replace(half, settings=settings))] = problem
     problems = {key: [call.choice for call in library.calls(decode_problem(key))] for key in halves}
     assert select.lookup(problems, None) == {}
-    found = {**select.nearest(problems, None), **select.derived(problems, None)}
+    found = {**select.nearest(problems, None), **select.select_by_stand_in(problems, None)}
     assert found.keys() == problems.keys()
     for key, each in found.items():
         assert each.choice == known[encode(halves[key])].choice
         without = f" without {TIMED}" * bool(settings)
         assert each.source == f"{source}{without} in bfloat16"
     wide = {encode(as_dtype(decode_problem(k), "float32")): c for k, c in problems.items()}
-    assert select.nearest(wide, None) == select.derived(wide, None) == {}
+    assert select.nearest(wide, None) == select.select_by_stand_in(wide, None) == {}
 
 
 def as_dtype(problem, dtype):

@@ -401,7 +401,7 @@ def test_a_key_file_that_others_can_write_is_not_trusted(path, mine, trust_folde
 
 
 def test_names_of_keys(mine):
-    public = trust.trusted()["me"]
+    public = trust.trusted_keys()["me"]
     trust.add("me", public)
     with pytest.raises(ArgumentError, match="'me', which is another key's"):
         trust.add("me", signing.new_pair(mine.with_name("a"), mine.with_name("b")))
@@ -452,7 +452,7 @@ def test_an_older_one_is_refused_once_a_newer_was_accepted(tmp_path, mine, trust
 
 
 def test_what_was_accepted_is_not_lowered_nor_forgotten(tmp_path, mine):
-    public = trust.trusted()["me"]
+    public = trust.trusted_keys()["me"]
     trust.accept(public, "x", 7)
     trust.accept(public, "x", 3)
     assert trust.newest(public, "x") == 7

@@ -228,7 +228,7 @@ def test_help_lists_every_verb_over_keys():
 
 def test_new_makes_files_that_openssl_reads(tmp_path):
     lines = said("trust", "new", "me", "--into", tmp_path)
-    raw = trust.trusted()["me"]
+    raw = trust.trusted_keys()["me"]
     assert lines == [
         f"private key: {tmp_path / 'me.key'}",
         f"public key:  {tmp_path / 'me.pub'}",
@@ -251,7 +251,7 @@ def test_new_overwrites_nothing(tmp_path):
     said("trust", "rm", "me")
     assert "expected a file that is not there yet" in error("trust", "new", "me")
     assert (tmp_path / "me.key").read_bytes() == before
-    assert trust.trusted() == {}
+    assert trust.trusted_keys() == {}
     assert "a folder that can be written" in error("trust", "new", "you", "--into", "gone")
     assert "a name of up to 64" in error("trust", "new", "../you")
 

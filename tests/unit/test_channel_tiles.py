@@ -12,7 +12,7 @@ from torch._inductor.virtualized import V
 from ipex_inductor.lowerings.pointwise import channel_tiles
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
 
@@ -60,7 +60,7 @@ def made(tmp_path, monkeypatch):
 
     def of(model, images, gpu="h200", training=False, **options):
         done = graphs.prebuild(
-            model, tuple(images), described(gpu), training=training, options=options
+            model, tuple(images), find_target(gpu), training=training, options=options
         )
         fired = [e.reason for e in done.events if e.subject == channel_tiles.NAME]
         return fired, _tiles("".join(code))
@@ -141,15 +141,15 @@ def test_choices_of_somebody_else_are_left_alone():
 
     for off, told in ((frozenset(), 1), (frozenset({channel_tiles.NAME}), 0)):
         report = decisions.GraphReport()
-        with V.set_choices_handler(Own()), channel_tiles.tiled(off, report):
+        with V.set_choices_handler(Own()), channel_tiles.use_channel_tiles(off, report):
             assert type(V.choices) is Own
         assert [e.kind for e in report.events] == ["missed"] * told
 
 
 def test_the_rule_is_off_inside_a_graph_that_has_it():
     report = None  # of which nothing is reported
-    with channel_tiles.tiled(frozenset(), report):
+    with channel_tiles.use_channel_tiles(frozenset(), report):
         assert type(V.choices) is not InductorChoices
-        with channel_tiles.tiled(frozenset({channel_tiles.NAME}), report):
+        with channel_tiles.use_channel_tiles(frozenset({channel_tiles.NAME}), report):
             assert type(V.choices) is InductorChoices
     assert type(V.choices) is InductorChoices

@@ -38,21 +38,21 @@ def test_it_is_off_inside_and_on_again_whatever_is_raised():
         assert not gc.isenabled()
         raise KeyError
 
-    with pytest.raises(KeyError), gc_pause.paused():
+    with pytest.raises(KeyError), gc_pause.pause():
         fail()
     assert gc.isenabled()
 
 
 def test_one_that_was_off_stays_off():
     gc.disable()
-    with gc_pause.paused():
+    with gc_pause.pause():
         gc_pause.resume()
         assert not gc.isenabled()
     assert not gc.isenabled()
 
 
 def test_resumed_before_the_end_it_is_on():
-    with gc_pause.paused():
+    with gc_pause.pause():
         gc_pause.resume()
         assert gc.isenabled()
         gc_pause.resume()
@@ -64,12 +64,12 @@ def test_threads_that_overlap_wait_for_the_last():
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with gc_pause.paused():
+        with gc_pause.pause():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with gc_pause.paused():
+    with gc_pause.pause():
         thread.start()
         assert inside.wait(10)
     assert not gc.isenabled()
@@ -79,7 +79,7 @@ def test_threads_that_overlap_wait_for_the_last():
 
 
 def test_a_forked_child_collects():
-    with gc_pause.paused():
+    with gc_pause.pause():
         child = os.fork()
         if not child:
             os._exit(0 if gc.isenabled() else 1)
@@ -126,7 +126,7 @@ def test_what_was_made_meanwhile_is_old_then_and_still_collected():
     thresholds = gc.get_threshold()
     gc.set_threshold(100, 1, 1)  # a full one soon, if a quarter more has come
     gc.collect()
-    with gc_pause.paused():
+    with gc_pause.pause():
         kept = [[] for _ in range(200_000)]
         node = Node()
         node.itself = node
@@ -151,7 +151,7 @@ def test_what_users_froze_stays_frozen():
     try:
         frozen = gc.get_freeze_count()
         assert frozen > len(kept)
-        with gc_pause.paused():
+        with gc_pause.pause():
             pass
         # Of what was frozen some temporaries die meanwhile; all would be thawed, or all be frozen.
         assert abs(gc.get_freeze_count() - frozen) < len(kept)
@@ -161,8 +161,8 @@ def test_what_users_froze_stays_frozen():
 
 def test_put_off_it_is_as_before_after_the_next_resume():
     usual = gc.get_threshold()
-    gc_pause.put_off()
-    gc_pause.put_off()
+    gc_pause.postpone()
+    gc_pause.postpone()
     assert gc.get_threshold() == (500_000, *usual[1:])
     gc_pause.resume()
     assert gc.get_threshold() == usual
@@ -177,7 +177,7 @@ def test_put_off_it_still_collects():
         pass
 
     gc.collect()
-    gc_pause.put_off()
+    gc_pause.postpone()
     node = Node()
     node.itself = node
     dead = weakref.ref(node)
@@ -190,14 +190,14 @@ def test_put_off_it_still_collects():
 @pytest.mark.parametrize("own", [0, 600_000])
 def test_thresholds_of_users_that_collect_less_stay(own):
     gc.set_threshold(own, 10, 10)
-    gc_pause.put_off()
+    gc_pause.postpone()
     assert gc.get_threshold()[0] == own
     gc_pause.resume()
     assert gc.get_threshold()[0] == own
 
 
 def test_a_threshold_that_users_set_meanwhile_stays():
-    gc_pause.put_off()
+    gc_pause.postpone()
     gc.set_threshold(1234, 10, 10)
     gc_pause.resume()
     assert gc.get_threshold()[0] == 1234
@@ -205,7 +205,7 @@ def test_a_threshold_that_users_set_meanwhile_stays():
 
 def test_a_child_forked_meanwhile_collects_as_usual():
     usual = gc.get_threshold()
-    gc_pause.put_off()
+    gc_pause.postpone()
     child = os.fork()
     if not child:
         os._exit(0 if gc.get_threshold() == usual else 1)
@@ -298,8 +298,8 @@ def test_torchs_own_dynamo_is_imported_without_a_collection(fresh):
 
 
 def test_a_block_within_another_of_its_thread_changes_nothing():
-    with gc_pause.paused():
-        with gc_pause.paused():
+    with gc_pause.pause():
+        with gc_pause.pause():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled()

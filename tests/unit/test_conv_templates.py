@@ -22,8 +22,8 @@ from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import lowerings
 from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.ops.stem import TERMS, arranged, image_of, restored, runs, sides
-from ipex_inductor.target.device import described
+from ipex_inductor.ops.stem import TERMS, from_matrix, image_of, runs, sides, to_matrix
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import (
     conv_depthwise,
     conv_fprop,
@@ -93,11 +93,11 @@ def test_a_weight_comes_back_from_its_matrix(stem, last):
     x, weight, *around = stem
     found = runs(x[1:], weight[2:], *around, last)
     given = torch.randn(weight)
-    matrix = arranged(given, found, last)
+    matrix = to_matrix(given, found, last)
     assert matrix.shape == (found.terms, weight[0])
     assert found.terms % TERMS == 0
     assert matrix.count_nonzero() == given.count_nonzero(), "all else is zero"
-    assert torch.equal(restored(matrix, found, x[1], weight[2:], last), given)
+    assert torch.equal(from_matrix(matrix, found, x[1], weight[2:], last), given)
 
 
 RESNET = ([128, 3, 224, 224], [64, 3, 7, 7])
@@ -125,7 +125,7 @@ BINARY = {"cuda": "cubin", "hip": "hsaco"}
 def test_the_stem_compiles_where_there_is_no_gpu(tile, dtype, gpu):
     """Within the registers of a thread and the memory of a multiprocessor, for several blocks."""
     made = compiled(tile, dtype, gpu, stem_of_resnet(tile, getattr(torch, dtype)))
-    target = described(gpu)
+    target = find_target(gpu)
     assert made.asm[BINARY[target.kind]][:4] == b"\x7fELF"
     assert made.metadata.shared <= target.shared_memory / 2
     registers, spilled = usage(made)
@@ -195,7 +195,7 @@ def test_fprop_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     x, weight = shape
     around = [1, 1], [weight[2] // 2] * 2, getattr(torch, dtype)
     made = compiled(tile, dtype, gpu, ready("fprop", x, weight, tile, *around))
-    target = described(gpu)
+    target = find_target(gpu)
     assert made.metadata.shared <= target.shared_memory or dtype == "float32"
     registers, spilled = usage(made)
     if target.kind == "cuda" and dtype != "float32":
@@ -232,7 +232,7 @@ def test_grouped_compiles_where_there_is_no_gpu(shape, tile, dtype, gpu):
     around = [1, 1], [1, 1], getattr(torch, dtype)
     made = compiled(tile, dtype, gpu, ready("grouped", x, weight, tile, *around, groups=groups))
     blocks = 8 // tile.num_warps
-    assert made.metadata.shared <= described(gpu).shared_memory / blocks
+    assert made.metadata.shared <= find_target(gpu).shared_memory / blocks
     registers, spilled = usage(made)
     if "ptx" in made.asm:
         assert not spilled
@@ -276,7 +276,7 @@ def test_bias_addend_and_activation_are_in_the_kernel(lowered):
     x = torch.randn(2, 3, 32, 32, dtype=torch.bfloat16).to(memory_format=LAST)
     around = [7, 7], [2, 2], [3, 3]
     weight = torch.randn(64, 3, 7, 7, dtype=torch.bfloat16)
-    matrix = arranged(weight, runs(x.shape[1:], *around, True), True)
+    matrix = to_matrix(weight, runs(x.shape[1:], *around, True), True)
     other = torch.randn(2, 64, 16, 16, dtype=torch.bfloat16).to(memory_format=LAST)
 
     def fn(x, matrix, bias, other):

@@ -36,7 +36,7 @@ from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE, JointPass
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton import conv_small_channel_weight
 from ipex_inductor.templates.triton.conv_small_channel_weight import NAME, TILES
@@ -89,7 +89,7 @@ def fitting(x, weight, stride, padding, gpu, itemsize=2):
     """The tiles that are offered there."""
     around = [stride] * 2, [padding] * 2, True
     found = runs(x[1:], weight[2:], *around)
-    terms, room = conv_small_channel_weight.terms_of(found), described(gpu).shared_memory
+    terms, room = conv_small_channel_weight.terms_of(found), find_target(gpu).shared_memory
     return [
         tile
         for tile in TILES
@@ -104,7 +104,7 @@ def compiled(tile, dtype, gpu, x, weight, stride, padding, steps=48):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    target, around = described(gpu), ([stride] * 2, [padding] * 2, True)
+    target, around = find_target(gpu), ([stride] * 2, [padding] * 2, True)
     sizes = x[0], x[1:], weight[0], weight[2:]
     constants = conv_small_channel_weight.constants(*sizes, *around, steps, tile)
     given = {**constants, "ALLOW_TF32": False}
@@ -147,7 +147,7 @@ EACH.sort(key=lambda each: each[:2] != BEST[each[3]])
 def test_compiles_where_there_is_no_gpu(name, tile, dtype, gpu):
     """Without spills, for as many programs as are to fit on a multiprocessor."""
     x, weight, stride, padding = STEMS[name]
-    target, made = described(gpu), compiled(tile, dtype, gpu, *STEMS[name])
+    target, made = find_target(gpu), compiled(tile, dtype, gpu, *STEMS[name])
     found = runs(x[1:], weight[2:], [stride] * 2, [padding] * 2, True)
     terms = conv_small_channel_weight.terms_of(found)
     assert made.metadata.shared <= target.shared_memory
@@ -266,7 +266,7 @@ def test_every_call_computes_the_same(text):
     """In fp64, so that only the order of the sums is another; of a sensible size."""
     found = problem(text)
     inputs = inputs_of(found, torch.device("cpu"), seed=0)
-    wide = tuner.widened(found)
+    wide = tuner.to_float64(found)
     wanted = tuner.function_of(wide)(*(each.double() for each in inputs))
     assert 0.1 < wanted.abs().max() < 20
     calls = [call for call in library.calls(found) if call.name == NAME]
@@ -324,7 +324,7 @@ def trained(monkeypatch, tmp_path, code_alone):
             given["decompositions"] = reduced_table(WHOLE)
         last = {"memory_format": torch.channels_last}
         with (
-            described_gpu.device(described("h200")),
+            described_gpu.device(find_target("h200")),
             FakeTensorMode(allow_non_fake_inputs=True),
             compat.backward_at_once(),
         ):

@@ -99,7 +99,7 @@ def test_a_key_names_all_that_code_depends_on():
     key = cpp.key_of(PROBLEM)
     assert (key.kind, key.problem, key.source) == ("cpp", PROBLEM, source_digest())
     assert key.architecture == cpp._level(current().arch)[0]
-    assert dict(key.toolkit) == {"c++": toolkit.compiler_named()}
+    assert dict(key.toolkit) == {"c++": toolkit.compiler_identity()}
     assert (key.torch, key.triton, key.environment) == ("", "", ())
 
 
@@ -188,13 +188,13 @@ def test_the_compiler_is_inductors(monkeypatch, tmp_path):
         toolkit.compat, "cxx", lambda: (None, "/nowhere/g++", str(tmp_path / "cc"), "g++")
     )
     assert toolkit.compiler() == str(tmp_path / "cc")  # ccache and clang go by their names
-    assert toolkit.compiler_named() == f"{binary}, 10 bytes"
+    assert toolkit.compiler_identity() == f"{binary}, 10 bytes"
 
 
 def test_no_compiler(without_compiler):
     without_compiler()
     assert toolkit.compiler() is None
-    assert toolkit.compiler_named() == "none"
+    assert toolkit.compiler_identity() == "none"
 
 
 # From source to code
@@ -313,7 +313,7 @@ def test_what_the_compiler_says_is_the_reason():
 
 def test_what_cannot_be_loaded_is_not_built(monkeypatch):
     """A library of another system's loader, say."""
-    monkeypatch.setattr(cpp, "_built", lambda *_: ({}, b"\x7fELF, but no more"))
+    monkeypatch.setattr(cpp, "_compile_library", lambda *_: ({}, b"\x7fELF, but no more"))
     with pytest.raises(cpp.NotBuiltError, match="not to be had"):
         answer()
 

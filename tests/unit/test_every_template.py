@@ -28,7 +28,7 @@ from ipex_inductor.lowerings.common.conv_templates import NO_TF32
 from ipex_inductor.lowerings.problem import shapes
 from ipex_inductor.lowerings.problem.spaces import OURS
 from ipex_inductor.lowerings.select import library
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import (
     batch_norm_relu,
     conv_depthwise,
@@ -145,7 +145,7 @@ def product(template, sizes, tile, left, spills=0):
     """Of rows, with a bias, an addend and a relu."""
 
     def make(tile, dtype, gpu):
-        programs = () if template is software_pipelined else (described(gpu).multiprocessors,)
+        programs = () if template is software_pipelined else (find_target(gpu).multiprocessors,)
         constants = template.constants(*sizes, True, tile, *programs) | {"ALLOW_TF32": False}
         text = source(template.SOURCE, constants, sizes[1])
         return binary(text, signature(("X", "W"), dtype), tile, gpu)
@@ -214,7 +214,7 @@ def pooling(text, operands, tile):
 
 def column_moments(rows, columns, tile):
     def make(tile, dtype, gpu):
-        parts = moments.parts_of(rows, columns, tile, described(gpu).multiprocessors)
+        parts = moments.parts_of(rows, columns, tile, find_target(gpu).multiprocessors)
         constants = moments.constants(rows, columns, parts, tile)
         text = source(moments.SOURCE, constants, 2 * parts + 1, epilogue=False)
         return binary(text, signature(("X",), dtype, "float32"), tile, gpu)
@@ -223,7 +223,7 @@ def column_moments(rows, columns, tile):
 
 
 # What is not offered, by whom it is not. Intel's GPUs: `benchmarks/triton_xe.py`.
-MI300X = str(described("mi300x"))
+MI300X = str(find_target("mi300x"))
 HALVES = {"float32": NO_TF32}
 NO_OTHERS = {"mi300x": f"the template is not for {MI300X}"}
 ENGINE = "it is for Hopper's copy engine"
@@ -300,8 +300,8 @@ def test_it_is_offered_where_it_is_compiled(name):
     """And nowhere else, for the reason that is said."""
     small = SMALL[name]
     for dtype, gpu in itertools.product(DTYPES, GPUS):
-        (problem,) = shapes.problems([small.line.format(dtype)], str(described(gpu)), {})
-        tile = small.tile(described(gpu).arch)
+        (problem,) = shapes.problems([small.line.format(dtype)], str(find_target(gpu)), {})
+        tile = small.tile(find_target(gpu).arch)
         fields = getattr(tile, "fields", lambda tile=tile: {**vars(tile)})()
         calls = (c for c in library.CALLS[problem.op] if c.name == small.name)
         (call,) = (c for c in calls if c.parameters == fields)
@@ -323,7 +323,7 @@ def test_compiled_within_limits(name, dtype, gpu):
     small = SMALL[name]
     if NOT_BEFORE.get((name, gpu), VERSION) > VERSION:
         with pytest.raises(RuntimeError, match="PassManager"):
-            small.make(small.tile(described(gpu).arch), dtype, gpu)
+            small.make(small.tile(find_target(gpu).arch), dtype, gpu)
         return
-    made = small.make(small.tile(described(gpu).arch), dtype, gpu)
+    made = small.make(small.tile(find_target(gpu).arch), dtype, gpu)
     within_limits(made, gpu, small.spills)

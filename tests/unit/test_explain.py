@@ -226,12 +226,12 @@ PLACES = {
 
 @pytest.mark.parametrize("frame", PLACES)
 def test_places_are_short(frame):
-    assert explanation._place(frame) == PLACES[frame]
+    assert explanation._short_place(frame) == PLACES[frame]
 
 
 def test_places_are_relative_to_the_current_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert explanation._place(f'File "{tmp_path}/m.py", line 1, in f') == "m.py:1 in f"
+    assert explanation._short_place(f'File "{tmp_path}/m.py", line 1, in f') == "m.py:1 in f"
 
 
 # Reports.

@@ -27,7 +27,7 @@ from ipex_inductor.lowerings.problem.workload import inputs_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.target import device as target
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build import gpu
 from ipex_inductor.templates.triton import skinny
 from ipex_inductor.templates.triton.skinny import (
@@ -153,7 +153,7 @@ def compiled(tile, dtype, gpu_name, rows=None, columns=4096, size=4096):
     return gpu.binary(
         source(one_row(tile), tile),
         "product",
-        described(gpu_name),
+        find_target(gpu_name),
         (),
         {"x": given, "weight": given, "y": "*fp32", **({"work": "*u8"} if tile.joined else {})},
         {**sizes, **strides, **tile.parameters(rows, size, dtype.itemsize)},
@@ -201,7 +201,7 @@ def test_compiled_where_there_is_no_gpu(tile, dtype, gpu_name, tmp_path, monkeyp
 
 def within_limits(tile, dtype, gpu_name, folder, **sizes):
     """No spills, registers for two programs of a multiprocessor, and memory for one."""
-    device = described(gpu_name)
+    device = find_target(gpu_name)
     rows = sizes.get("rows", skinny.MOST)
     if device.kind == "hip":  # which has memory for two stages, and where none is offered so far
         tile = tile._replace(stages=min(tile.stages, 2))
@@ -311,7 +311,7 @@ def test_an_unknown_gpu_is_taken_for_a_small_one_of_its_level(level, alike):
 def test_the_epilogue_is_that_of_the_op(unary, binary, bias):
     """In fp64, so that only the order of the sums is another."""
     problem = linear("bfloat16", "3x2", 4096, 530, unary, binary, bias)
-    wide = tuner.widened(problem)
+    wide = tuner.to_float64(problem)
     inputs = inputs_of(wide, torch.device("cpu"), seed=0)
     wanted = tuner.function_of(wide)(*inputs)
     assert {call.parameters["parts"] for call in offered(problem)} > {1}
@@ -325,7 +325,7 @@ def test_the_result_is_rounded_once(dtype):
     """So it is no farther from fp64 than torch's, which rounds the product before its epilogue."""
     problem = linear(str(dtype).split(".")[1], 2, 4096, 515, "gelu")
     inputs = inputs_of(problem, torch.device("cpu"), seed=0)
-    exact = tuner.function_of(tuner.widened(problem))(*(t.double() for t in inputs))
+    exact = tuner.function_of(tuner.to_float64(problem))(*(t.double() for t in inputs))
     usual = tuner.function_of(problem)(*inputs)
     for call in offered(problem):
         result = tuner.function_of(problem, call.body)(*inputs)

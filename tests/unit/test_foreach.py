@@ -17,7 +17,7 @@ from ipex_inductor.ops.foreach import foreach_convert
 from ipex_inductor.passes.training import foreach as rule
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 LAST = torch.channels_last
 
@@ -167,7 +167,7 @@ def test_on_an_h200_each_list_is_a_kernel(of_two, monkeypatch):
         graphs.prebuild(
             OnDevice(net(Net, 2, 72), "cuda"),
             [image(72)],
-            described("h200"),
+            find_target("h200"),
             training=True,
             options={"rules": rules} if rules else {},
         )

@@ -34,7 +34,7 @@ from ipex_inductor.passes.fusion.library import place
 from ipex_inductor.passes.fusion.linear import RULES
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import glu
 
 A100, MI300X = "sm_80:NVIDIA-A100-SXM4-80GB", "gfx942:AMD-Instinct-MI300X"
@@ -87,7 +87,7 @@ def test_a_bias_of_one_layer_alone_is_not_the_templates():
 @pytest.mark.parametrize("unary", glu.UNARY)
 def test_every_call_computes_the_same(unary, biased):
     """In fp64, so that only the order of the sums is another: what two layers of torch's make."""
-    small = tuner.widened(problem((3, 5), 7, 16, unary, biased=biased))
+    small = tuner.to_float64(problem((3, 5), 7, 16, unary, biased=biased))
     inputs = inputs_of(small, torch.device("cpu"), seed=0)
     x, gate, weight, *biases = inputs
     opening, opened = (
@@ -102,7 +102,7 @@ def test_every_call_computes_the_same(unary, biased):
 
 def test_what_is_random_hides_neither_product():
     x, gate, weight, *_ = inputs_of(
-        tuner.widened(problem(64, 96, 256)), torch.device("cpu"), seed=0
+        tuner.to_float64(problem(64, 96, 256)), torch.device("cpu"), seed=0
     )
     for factor in (gate, weight):
         assert F.linear(x, factor).std().item() == pytest.approx(1.0, abs=0.1)
@@ -148,7 +148,7 @@ COMPILED = [*itertools.product(glu.TILES, glu.UNARY, (False, True), ("bfloat16",
 )
 def test_compiled_for_hopper(tile, unary, biased, dtype):
     """Nothing spills, and as many programs as the lowering starts fit on a multiprocessor."""
-    target = described("h200")
+    target = find_target("h200")
     constants = glu.constants(4096, 3000, 768, biased, unary, tile, 132) | {"ALLOW_TF32": False}
     names = ("X", "G", "W", "GATE_BIAS") if biased else ("X", "G", "W")
     rendered = source(glu.SOURCE, constants, 3000, epilogue=False)
@@ -180,7 +180,7 @@ def rewritten(fn, *sizes, choose=together, dtype=torch.bfloat16, known=4):
     Of its inputs those after the first are weights, `known` of them.
     """
     table, report = reduced_table(frozenset(WHOLE)), GraphReport()
-    with described_gpu.device(described("h200")), FakeTensorMode() as mode, torch.no_grad():
+    with described_gpu.device(find_target("h200")), FakeTensorMode() as mode, torch.no_grad():
         inputs = [torch.empty(size, dtype=dtype, device="cuda") for size in sizes]
         gm = make_fx(fn, decomposition_table=table)(*inputs)
         gm.graph.eliminate_dead_code()

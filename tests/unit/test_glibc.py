@@ -14,21 +14,21 @@ NEW = b"\x7fELF\0libc.so.6\0GLIBC_2.2.5\0GLIBC_9.99\0GLIBC_2.34\0"
 
 
 def test_the_newest_version_that_a_library_names():
-    assert glibc.needed(NEW) == (9, 99)
-    assert glibc.needed(b"GLIBC_9.99\0 no table \0GLIBCXX_9.99\0") == (0, 0)
+    assert glibc.required_version(NEW) == (9, 99)
+    assert glibc.required_version(b"GLIBC_9.99\0 no table \0GLIBCXX_9.99\0") == (0, 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ELF")
 def test_what_is_loaded_here_can_be():
     with open(torch._C.__file__, "rb") as file:
         library = file.read()
-    assert (0, 0) < glibc.needed(library) <= glibc.here()
+    assert (0, 0) < glibc.required_version(library) <= glibc.running_version()
     assert glibc.why_not(library) == ""
 
 
 def test_an_older_c_library_is_named(monkeypatch):
     assert "linked with glibc 9.99, running on 2." in glibc.why_not(NEW)
-    monkeypatch.setattr(glibc, "here", lambda: None)
+    monkeypatch.setattr(glibc, "running_version", lambda: None)
     assert glibc.why_not(NEW) == "linked with glibc 9.99, running on another C library"
     assert glibc.why_not(b"no library") == ""
 

@@ -39,13 +39,13 @@ def known():
 
 
 def meta(text):
-    return msgspec.json.encode({"files": 3, **graph_text.keeping(text)})
+    return msgspec.json.encode({"files": 3, **graph_text.pack_text(text)})
 
 
 def test_kept_and_back(known):
-    (packed,) = graph_text.keeping(known).values()
+    (packed,) = graph_text.pack_text(known).values()
     assert len(packed) < len(known) / 2
-    assert list(graph_text.kept([meta(known), meta(""), meta(known)])) == [known, known]
+    assert list(graph_text.read_texts([meta(known), meta(""), meta(known)])) == [known, known]
 
 
 NOT_KEPT = [b"", b"[]", b"{", b'{"graph": 3}', b'{"graph": "no base 85"}', b'{"graph": "00"}']
@@ -53,13 +53,13 @@ NOT_KEPT = [b"", b"[]", b"{", b'{"graph": 3}', b'{"graph": "no base 85"}', b'{"g
 
 @pytest.mark.parametrize("data", NOT_KEPT)
 def test_what_was_not_kept_is_passed_over(data, known):
-    assert list(graph_text.kept([data, meta(known)]))[-1] == known
-    assert difference(known, graph_text.kept([data])) == ""
+    assert list(graph_text.read_texts([data, meta(known)]))[-1] == known
+    assert difference(known, graph_text.read_texts([data])) == ""
 
 
 def test_what_would_make_an_entry_too_large_is_not_kept():
     text = random.Random(0).randbytes(1 << 20).hex()
-    assert graph_text.keeping(text) == {}
+    assert graph_text.pack_text(text) == {}
 
 
 def test_other_shapes(known):
@@ -143,7 +143,7 @@ def test_entries_are_looked_through_once_for_keys_and_texts(tmp_path, monkeypatc
     store = Store(tmp_path / "store", bundles=())
     for number in range(graphs.COMPARED + 3):
         store.put(graphs_key(f"graph {number}"), {"graph": ""}, b"")
-    store.put(graphs_key("known"), {**graph_text.keeping(known)}, b"")
+    store.put(graphs_key("known"), {**graph_text.pack_text(known)}, b"")
     store.put(KEY, {}, b"a kernel")
     loaded = []
     load = Folder.load

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from keys import key
 
 from ipex_inductor.aot_cache import digest
-from ipex_inductor.aot_cache.key import Key, differing, nearest, read
+from ipex_inductor.aot_cache.key import Key, describe_differences, nearest, read
 
 # Of every field another value, and what a user is told when an entry has the value of `key()`.
 CHANGED = {
@@ -47,7 +47,7 @@ def test_one_field_changed_is_another_key_and_is_named(name):
     value, said = CHANGED[name]
     other = replace(key(), **{name: value})
     assert other.digest != key().digest
-    assert differing(other, read(key().framed)) == (said,)
+    assert describe_differences(other, read(key().framed)) == (said,)
 
 
 def test_every_named_value_counts():
@@ -64,7 +64,7 @@ def test_every_named_value_counts():
 
 def test_a_key_reads_back():
     assert read(key().framed) == key().fields
-    assert differing(key(), read(key().framed)) == ()
+    assert describe_differences(key(), read(key().framed)) == ()
 
 
 @pytest.mark.parametrize(
@@ -87,17 +87,17 @@ def test_what_has_no_digest_is_an_error_at_once(name, value, match):
 def test_an_option_unset_is_not_an_option_of_zero():
     unset = replace(key(), environment=())
     zero = replace(key(), environment=(("CXX", "0"),))
-    assert differing(zero, unset.fields) == ("CXX=0 here, unset there",)
+    assert describe_differences(zero, unset.fields) == ("CXX=0 here, unset there",)
 
 
 def test_order_is_a_difference():
     other = replace(key(), options=key().options[::-1])
-    assert differing(other, key().fields) == ("options: in another order",)
+    assert describe_differences(other, key().fields) == ("options: in another order",)
 
 
 def test_fields_of_other_versions_are_told():
     found = {k: v for k, v in key().fields.items() if k != "triton"} | {"colour": 3}
-    assert differing(key(), found) == (
+    assert describe_differences(key(), found) == (
         "triton: 3.6.0 here, None there",
         "colour: None here, 3 there",
     )

@@ -212,7 +212,7 @@ HERE = [n for n, (p, names) in OFFERED.items() if len(names) > 1 and p.constants
 
 @pytest.mark.parametrize("name", HERE)
 def test_every_call_computes_the_same(name):
-    problem = tuner.widened(OFFERED[name][0])
+    problem = tuner.to_float64(OFFERED[name][0])
     inputs = inputs_of(problem, torch.device("cpu"), seed=0)
     calls = library.calls(OFFERED[name][0])
     wanted, *others = (tuner.function_of(problem, call.whole)(*inputs) for call in calls)
@@ -407,7 +407,7 @@ def test_a_template_with_the_epilogue_that_is_faster_is_left_to_inductor(epilogu
     template = Choice("template", "inductor.triton.convolution2d")
     beside = Selection(Estimate(template, p50, 0.01), None, "recorded")
     known = selected(problem, RELU) | {encode(plain_problem(problem, epilogue)): beside}
-    settled = competing_templates.settled(
+    settled = competing_templates.prefer_templates(
         known, {key: [each.choice] for key, each in known.items()}
     )
     told, of_times = (

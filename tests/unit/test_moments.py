@@ -29,7 +29,7 @@ from ipex_inductor.ops.moments import moments
 from ipex_inductor.passes.training import moments as rule
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton.moments import FASTER, SOURCE, TILE, constants, parts_of
 
@@ -82,7 +82,7 @@ def test_it_compiles_where_there_is_no_gpu(dtype, gpu):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    target = described(gpu)
+    target = find_target(gpu)
     rows, columns = RESNET[1]
     parts = parts_of(rows, columns, TILE, target.multiprocessors)
     given = constants(rows, columns, parts, TILE)
@@ -160,7 +160,7 @@ def on_cpu(monkeypatch):
     for op in (torch.ops.ipex.column_moments, torch.ops.ipex.moments):
         monkeypatch.delitem(lowering.lowerings, op.default)
         monkeypatch.delitem(lowering.lowerings, op, raising=False)
-    monkeypatch.setattr(rule, "nvidia", lambda device: described("h200"))
+    monkeypatch.setattr(rule, "nvidia", lambda device: find_target("h200"))
     yield
     for op in (torch.ops.ipex.column_moments, torch.ops.ipex.moments):
         lowering.lowerings.pop(op.default, None)  # the fallback that Inductor made
@@ -303,7 +303,7 @@ def test_sizes_that_vary_are_left(told):
 
 
 def test_other_gpus_are_left(told, monkeypatch):
-    monkeypatch.setattr(rule, "nvidia", lambda device: described("a100-80gb"))
+    monkeypatch.setattr(rule, "nvidia", lambda device: find_target("a100-80gb"))
     reason = "nobody measured it on sm_80"
     assert told(Net().to(memory_format=LAST), image()) == {reason}
 
@@ -357,7 +357,7 @@ def test_one_kernel_for_each_batch_norm_and_none_in_the_backward(how, tmp_path, 
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
     model = Loss(Net(**how).to(memory_format=LAST)).train()
     with inductor.patch(force_disable_caches=True):  # nothing is to be kept
-        done = graphs.prebuild(model, (image(),), described("h200"), training=True)
+        done = graphs.prebuild(model, (image(),), find_target("h200"), training=True)
     assert [e.kind for e in done.events if e.subject == rule.NAME] == ["fired"] * 2
     forward, backward = ([*re.findall(r"(triton_\w+)\.run\(", code)] for code in codes)
     ours = [name for name in forward if "column_moments" in name]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ipex_inductor.optim import norms
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.build.gpu import binary
 from ipex_inductor.templates.optimizer.norm_triton import parts_signature, parts_source
@@ -44,7 +44,7 @@ def test_kernels_compile_where_there_is_no_gpu(dtype, gpu, half, tmp_path, monke
         source = parts_source(dtype, wide, squares, looks, kernel)
         types = parts_signature(wide, squares, kernel)
         options = {"num_warps": 8, "maxnreg": 80}
-        made = binary(source, "parts", described(gpu), problem, types, constants, options)
+        made = binary(source, "parts", find_target(gpu), problem, types, constants, options)
         assert made.blob[:4] == b"\x7fELF"
 
 
@@ -310,7 +310,7 @@ def test_a_graph_gets_a_reading_that_was_there_before(monkeypatch):
         made.append(SimpleNamespace(takes=lambda divisor: True, **nothing))
         return made[-1]
 
-    monkeypatch.setattr(norms, "_made", reading)
+    monkeypatch.setattr(norms, "_make_reading", reading)
     monkeypatch.setattr(norms, "_captured", [])
     monkeypatch.setattr(norms, "capturing", lambda: now.capturing)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -27,7 +27,7 @@ from ipex_inductor.passes.joint import WHOLE
 from ipex_inductor.passes.training import pool
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton import pool as template
 
@@ -82,7 +82,7 @@ def test_it_compiles_where_there_is_no_gpu(kernel, dtype, gpu):
     else:
         types = {"GRAD": kind}
     types |= {"OFFSETS": "*i8", "BIAS": "*fp32", "OTHER": kind, "OUT": kind}
-    target = described(gpu)
+    target = find_target(gpu)
     arch = int(target.arch[3:]) if target.kind == "cuda" else target.arch
     attrs = {(n,): [["tt.divisibility", 16]] for n in range(len(types))}
     with triton.knobs.cache.scope():
@@ -121,7 +121,7 @@ def on_an_h200(model, x, options=None, monkeypatch=None):
     codes = []
     monkeypatch.setattr(GraphLowering, "save_output_code", staticmethod(codes.append))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    made = graphs.prebuild(model, (x,), described("h200"), training=True, options=options)
+    made = graphs.prebuild(model, (x,), find_target("h200"), training=True, options=options)
     return [e for e in made.events if e.subject == pool.NAME], codes
 
 

@@ -23,7 +23,7 @@ from ipex_inductor.autotune import batches, nearest_shape
 from ipex_inductor.autotune.space import why_unknown
 from ipex_inductor.lowerings.conv import batch_norm_relu as lowering
 from ipex_inductor.lowerings.problem import shapes
-from ipex_inductor.lowerings.problem.workload import inputs_of, named, problem_of
+from ipex_inductor.lowerings.problem.workload import inputs_of, operands_by_name, problem_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops import epilogue
@@ -33,7 +33,7 @@ from ipex_inductor.passes.fusion.batch_norm_relu import NAME, place
 from ipex_inductor.passes.joint import RULE_NAMES, WHOLE, JointPass
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import batch_norm_relu
 
 aten = torch.ops.aten
@@ -91,9 +91,9 @@ def test_what_is_offered(name):
 def test_every_call_computes_the_same(unary, biased, parts):
     """In fp64, so that only the order of the sums is another: what torch's own ops make."""
     found = problem([3, 16, 5, 4], 7, [8] * parts, unary=unary, biased=biased)
-    small = tuner.widened(found)
+    small = tuner.to_float64(found)
     inputs = inputs_of(small, torch.device("cpu"), seed=0)
-    given = dict(zip(named(small), inputs, strict=True))
+    given = dict(zip(operands_by_name(small), inputs, strict=True))
     more = [given[f"more{i}"] for i in range(parts)]
     stats = (given[name] for name in ("mean", "variance", "gamma", "beta"))
     image = F.relu(F.batch_norm(torch.cat([given["x"], *more], 1), *stats, eps=1e-5))
@@ -132,8 +132,10 @@ def test_neighbors_differ_in_batches_parts_and_weights():
 
 
 def test_variances_are_above_zero():
-    found = tuner.widened(problem(*DENSE))
-    given = dict(zip(named(found), inputs_of(found, torch.device("cpu"), seed=0), strict=True))
+    found = tuner.to_float64(problem(*DENSE))
+    given = dict(
+        zip(operands_by_name(found), inputs_of(found, torch.device("cpu"), seed=0), strict=True)
+    )
     assert given["variance"].min() >= 1
     assert given["mean"].min() < 0
 
@@ -198,7 +200,7 @@ def together(node):
     if node.target is not torch.ops.ipex.conv_preactivated.default:
         return None, "choice", "Inductor's"
     problem = problem_of(node, h200.NAME, {})
-    assert len(named(problem)) == len(problem.operands), "each operand has a name"
+    assert len(operands_by_name(problem)) == len(problem.operands), "each operand has a name"
     call = next(call for call in lowering.CALLS if call.name == batch_norm_relu.NAME)
     return call.whole, "choice", call.name
 
@@ -209,7 +211,7 @@ def rewritten(fn, *sizes, choose=together, changing=(), dtype=torch.bfloat16):
     Its inputs are weights but for those numbered as `changing`, and images.
     """
     report = GraphReport()
-    with described_gpu.device(described("h200")), FakeTensorMode() as mode, torch.no_grad():
+    with described_gpu.device(find_target("h200")), FakeTensorMode() as mode, torch.no_grad():
         inputs = [torch.empty(size, dtype=dtype, device="cuda") for size in sizes]
         inputs = [x.to(memory_format=LAST) if x.dim() == 4 else x for x in inputs]
         gm = make_fx(fn, decomposition_table=reduced_table(WHOLE))(*inputs)
@@ -340,7 +342,7 @@ def test_among_all_rules_it_can_be_left_out(off, monkeypatch):
     monkeypatch.setattr(joint, "weights_of", weights_of)
     assert NAME in RULE_NAMES
     report = GraphReport()
-    with described_gpu.device(described("h200")), FakeTensorMode() as mode, torch.no_grad():
+    with described_gpu.device(find_target("h200")), FakeTensorMode() as mode, torch.no_grad():
         inputs = [
             torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in (*SIZES, *[(24,)] * 4)
         ]

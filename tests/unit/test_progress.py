@@ -49,7 +49,7 @@ def _soon(monkeypatch):
 
 
 def compile_for(seconds, graph, config=ON, **more):
-    with progress.told(graph, [torch.ones(2, 4)], config, **more):
+    with progress.show_progress(graph, [torch.ones(2, 4)], config, **more):
         time.sleep(seconds)
 
 
@@ -99,7 +99,7 @@ def test_after_a_pause_there_are_lines_again(graph, capsys, monkeypatch):
 
 
 def test_a_block_in_a_block_says_nothing(graph, capsys):
-    with progress.told(graph, [], ON):
+    with progress.show_progress(graph, [], ON):
         compile_for(0.2, graph)
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -115,7 +115,7 @@ def test_threads_have_lines_of_their_own(graph, capsys):
 
 def test_an_exception_ends_it(graph, capsys, monkeypatch):
     monkeypatch.setattr(progress, "PAUSE", 0.05)
-    with pytest.raises(KeyError), progress.told(graph, [], ON):
+    with pytest.raises(KeyError), progress.show_progress(graph, [], ON):
         raise KeyError
     time.sleep(0.4)
     assert capsys.readouterr().err == ""

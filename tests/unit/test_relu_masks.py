@@ -15,7 +15,7 @@ from torch._inductor.ir import NoneAsConstantBuffer
 from ipex_inductor.passes.training import relu_masks as rule
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 LAST, STRICT = torch.channels_last, {"strict": True}
 OP = torch.ops.ipex.relu_norm_gradient
@@ -293,7 +293,7 @@ def passes(images, options, tmp_path, monkeypatch, conv=False):
     monkeypatch.setattr(GraphLowering, "codegen", counted)
     dtype = torch.bfloat16 if conv else torch.float32
     model = Behind(conv).to(dtype, memory_format=LAST).train()
-    graphs.prebuild(model, tuple(inputs), described("h200"), training=True, options=options)
+    graphs.prebuild(model, tuple(inputs), find_target("h200"), training=True, options=options)
     return seen, masks[0]
 
 

@@ -45,7 +45,7 @@ OTHERS = {
 def test_a_rival_computes_the_same(name):
     other, unary = {**RIVALS, **OTHERS}[name]
     ours = linear("bfloat16", 4, 48, 32, unary)
-    assert competing_templates.is_plain(other, ours) == (name in RIVALS)
+    assert competing_templates.is_torch_form(other, ours) == (name in RIVALS)
 
 
 def test_of_more_dimensions_there_is_none():
@@ -53,7 +53,7 @@ def test_of_more_dimensions_there_is_none():
     words = "other=None binary='none' unary='relu' scalars=() packed=False"
     line = f"ipex.linear.default bfloat16 2x2x32 48x32 48 {words}"
     (ours,) = shapes.problems([line], H200, {})
-    assert not competing_templates.is_plain(RIVALS["relu"][0], ours)
+    assert not competing_templates.is_torch_form(RIVALS["relu"][0], ours)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_a_template_was_measured_to_beat_is_left_to_inductor(source, p50, l
         encode(other): template,
     }
     offered = [template.choice] if listed else [Choice("library", "aten.addmm")]
-    settled = competing_templates.settled(known, {encode(other): offered})
+    settled = competing_templates.prefer_templates(known, {encode(other): offered})
     if (source, p50, listed) == ("recorded", 4.0, True):
         assert settled[encode(ours)].choice.name == "aten.addmm"
         assert f"as a template is faster than {ACTIVATION}" in str(settled[encode(ours)])

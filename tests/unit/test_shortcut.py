@@ -29,7 +29,7 @@ from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.passes.engine.whole_ops import inline
 from ipex_inductor.passes.fusion.joined import SHORTCUT
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton.residual import BOXES_TILES, STREAMED_TILES, shared
 
 A100 = "sm_80:NVIDIA-A100-SXM4-80GB"
@@ -88,7 +88,7 @@ def test_every_call_computes_the_same(stride):
     found = problem([4096, 16, 5, 4], 128, [4096, *size], stride)
     calls = library.calls(found)
     assert {call.name for call in calls} >= {shortcut.STREAMED, "aten.mm"}
-    small = tuner.widened(problem([3, 16, 5, 4], 128, [3, *size], stride))
+    small = tuner.to_float64(problem([3, 16, 5, 4], 128, [3, *size], stride))
     inputs = inputs_of(small, torch.device("cpu"), seed=0)
     wanted = tuner.function_of(small)(*inputs)
     assert wanted.count_nonzero() > wanted.numel() / 3
@@ -100,7 +100,7 @@ def test_every_call_computes_the_same(stride):
 def test_what_is_random_hides_neither_product():
     """Both are of the size of the bias."""
     x, weight, _, source, projection = inputs_of(
-        tuner.widened(problem([2, 64, 9, 9], 96, [2, 256, 9, 9])), torch.device("cpu"), seed=0
+        tuner.to_float64(problem([2, 64, 9, 9], 96, [2, 256, 9, 9])), torch.device("cpu"), seed=0
     )
     for read, factor in ((x, weight), (source, projection)):
         assert torch.conv2d(read, factor).std().item() == pytest.approx(1.0, abs=0.1)
@@ -308,7 +308,7 @@ EVERY = [
 )
 def test_compiled_where_there_is_no_gpu(kind, sizes, tile, dtype, gpu):
     made = shortcut_compiled(kind, sizes, tile, dtype, gpu)
-    terms, room = (sizes[0][1], sizes[2][1]), described(gpu).shared_memory
+    terms, room = (sizes[0][1], sizes[2][1]), find_target(gpu).shared_memory
     if gpu == "h200" or (kind == "streamed" and shared(tile, *terms, itemsize=2) <= room):
         # The widest keeps some words of a thread's sums elsewhere where no wgmma has them: 128.
         within_limits(made, gpu, 0 if gpu == "h200" else 128)

@@ -27,7 +27,7 @@ from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table
 from ipex_inductor.passes.fusion.joined import POOLED
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton.conv_small_channel_pool import TILES
 
 A100 = "sm_80:NVIDIA-A100-SXM4-80GB"
@@ -75,7 +75,7 @@ def test_what_is_offered(name):
 def test_apart_is_what_a_convolution_with_relu_is_offered():
     found = OFFERED["ResNet-50"][0]
     apart = [(call.name, call.parameters) for call in library.calls(found) if call.apart]
-    offered = library.calls(small_channel_pool.apart(found))
+    offered = library.calls(small_channel_pool.extract_convolution(found))
     assert apart == [(call.name, call.parameters) for call in offered]
     assert {"cudnn.convolution_relu", "ipex.triton.stem"} <= {name for name, _ in apart}
 
@@ -85,7 +85,7 @@ def test_apart_is_what_a_convolution_with_relu_is_offered():
 def test_every_call_computes_the_same(layout, biased):
     """In fp64, so that only the order of the sums is another."""
     calls = library.calls(problem(*RESNET, layout=layout, biased=biased))
-    small = tuner.widened(problem([2, 3, 23, 30], [64, 3, 7, 7], layout=layout, biased=biased))
+    small = tuner.to_float64(problem([2, 3, 23, 30], [64, 3, 7, 7], layout=layout, biased=biased))
     inputs = inputs_of(small, torch.device("cpu"), seed=0)
     wanted = tuner.function_of(small)(*inputs)
     assert wanted.shape == (2, 64, 6, 8)
@@ -100,15 +100,15 @@ def test_of_another_batch_only_near_ones_say_something():
     (ours, found), (other, _) = (batches.family(sizes[n]) for n in (64, 32))
     assert (ours, found) == (other, 64)
     known = {ours: [(n, encode(each)) for n, each in sizes.items()]}
-    assert [n for n, _ in batches.near(sizes[64], known)] == [32]
-    assert batches.near(problem([8, *RESNET[0][1:]], RESNET[1]), known) == []
+    assert [n for n, _ in batches.find_nearest_sizes(sizes[64], known)] == [32]
+    assert batches.find_nearest_sizes(problem([8, *RESNET[0][1:]], RESNET[1]), known) == []
 
 
 @pytest.mark.parametrize(("images", "found"), [(64, True), (32, True), (8, False), (1, False)])
 def test_neighbors_have_other_weights_and_nearly_as_many_images(images, found):
     known = [problem([64, 3, 96, 96], [n, 3, 7, 7]) for n in (64, 128)]
     asked = problem([images, 3, 99, 99], [32, 3, 7, 7])
-    near = nearest_shape.near(asked, nearest_shape.by_kind(known), lambda _: True)
+    near = nearest_shape.find_neighbors(asked, nearest_shape.by_kind(known), lambda _: True)
     assert near == (known if found else [])
 
 
@@ -282,7 +282,7 @@ def test_compiled_where_there_is_no_gpu(dtype, gpu):
     made = compiled(tile, str(dtype).split(".")[1], gpu, given, epilogue=False)
     registers, spilled = usage(made)
     assert not spilled or gpu != "h200"
-    assert made.metadata.shared <= described(gpu).shared_memory
+    assert made.metadata.shared <= find_target(gpu).shared_memory
     if gpu == "h200":
         assert registers <= 128, "four programs a multiprocessor"
         assert "warp_group_dot" in made.asm["ttgir"]

@@ -10,7 +10,7 @@ import pytest
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import TargetError
-from ipex_inductor.target.device import current, described
+from ipex_inductor.target.device import current, find_target
 from ipex_inductor.templates.build.gpu import binary
 from ipex_inductor.templates.optimizer.formulas import FORMULAS
 from ipex_inductor.templates.optimizer.step import StepKernel
@@ -52,7 +52,7 @@ def compiled(made, gpu, name="step", tabled=False):
     return binary(
         triton_source(made, tabled),
         name,
-        described(gpu),
+        find_target(gpu),
         pairs({**made.problem, "tabled": tabled}),
         given,
         block,

@@ -22,7 +22,7 @@ from ipex_inductor.lowerings.problem.workload import inputs_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops import gelu
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton import persistent, software_pipelined, weight_stationary
 
@@ -174,7 +174,9 @@ def test_nobody_takes_it_who_did_not_measure_it():
     problem = linear("bfloat16", "64x384", 3072, 768, arch=A100)
     calls = library.calls(problem)
     assert software_pipelined.NAME in {call.name for call in calls}
-    (found,) = select.derived({encode(problem): [call.choice for call in calls]}, None).values()
+    (found,) = select.select_by_stand_in(
+        {encode(problem): [call.choice for call in calls]}, None
+    ).values()
     assert found.choice.name == "aten.addmm"
 
 
@@ -284,7 +286,7 @@ def test_convolutions_have_their_epilogue_in_the_kernel(name, tmp_path, monkeypa
 def test_the_epilogue_is_that_of_the_op(kind, arch, unary):
     """In fp64, so that only the order of the sums is another."""
     problem = linear("bfloat16", 4096, 257, 256, unary, arch=arch)
-    wide = tuner.widened(problem)
+    wide = tuner.to_float64(problem)
     inputs = inputs_of(wide, torch.device("cpu"), seed=0)
     wanted = tuner.function_of(wide)(*inputs)
     (call, *_) = offered(problem, kind)
@@ -344,7 +346,7 @@ def test_compiled_where_there_is_no_gpu(kind, tile, dtype, gpu):
     from triton.compiler import ASTSource
 
     template, _, sizes = KERNELS[kind]
-    target = described(gpu)
+    target = find_target(gpu)
     programs = target.multiprocessors
     constants = template.constants(*sizes, True, tile, programs) | {"ALLOW_TF32": False}
     added = kind == "streamed" or tile.BLOCK_M * tile.BLOCK_N <= persistent.MOST_ADDED
@@ -396,10 +398,10 @@ TAILS, ODD = (4099, 3000, 776), (4099, 3001, 776)
 PIPELINED = [
     (tile, dtype, gpu, sizes)
     for gpu in ROOMS
-    for tile in software_pipelined.tiles(described(gpu).arch)
+    for tile in software_pipelined.tiles(find_target(gpu).arch)
     for dtype, sizes in itertools.product(("bfloat16", "float16"), (WIDE, TAILS, ODD))
-    if tile.shared(2, described(gpu).arch) <= described(gpu).shared_memory
-    if sizes == ODD or not described(gpu).arch.startswith(software_pipelined.UNEVEN)
+    if tile.shared(2, find_target(gpu).arch) <= find_target(gpu).shared_memory
+    if sizes == ODD or not find_target(gpu).arch.startswith(software_pipelined.UNEVEN)
 ]
 
 
@@ -419,7 +421,7 @@ MULTIPLIES = {
 )
 def test_pipelined_compiles_where_there_is_no_gpu(tile, dtype, gpu, sizes):
     """Nothing spills, with an addend where that may be; on NVIDIA's GPUs steps are copied ahead."""
-    target = described(gpu)
+    target = find_target(gpu)
     constants = software_pipelined.constants(*sizes, True, tile) | {"ALLOW_TF32": False}
     added = sizes != ODD or not tile.is_full(target.subgroup)
     rendered = source(software_pipelined.SOURCE, constants, sizes[1], epilogue=added)

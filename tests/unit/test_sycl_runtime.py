@@ -20,7 +20,7 @@ from ipex_inductor.errors import (
     SyclCompileError,
     SyclDeviceError,
 )
-from ipex_inductor.target.device import described, xe
+from ipex_inductor.target.device import find_target, xe
 from ipex_inductor.templates.sycl import binaries, device, shim, source, wheels, worker
 from ipex_inductor.templates.sycl.source import Entry, Source
 
@@ -122,8 +122,8 @@ def test_a_key_names_all_that_code_depends_on(installed, monkeypatch):
 
 def test_sycls_number_of_an_architecture_is_read():
     # sycl::ext::oneapi::experimental::architecture::intel_gpu_pvc and intel_gpu_bmg_g21
-    assert xe(0x00000003_0F000700) == described("max-1100").arch == "xe:12.60"
-    assert xe(0x00000005_00400000) == described("b580").arch == "xe:20.1"
+    assert xe(0x00000003_0F000700) == find_target("max-1100").arch == "xe:12.60"
+    assert xe(0x00000005_00400000) == find_target("b580").arch == "xe:20.1"
 
 
 # What is missing
@@ -160,7 +160,9 @@ def test_no_package(nothing_loaded, monkeypatch):
 
 
 def test_another_sycl_in_the_process(nothing_loaded, installed, monkeypatch):
-    monkeypatch.setattr(wheels, "mapped", lambda prefix: iter([Path("/torch/libsycl.so.8.0.1")]))
+    monkeypatch.setattr(
+        wheels, "list_mapped_files", lambda prefix: iter([Path("/torch/libsycl.so.8.0.1")])
+    )
     with pytest.raises(SyclAbsentError) as error:
         shim.shim()
     assert line_of(error) == (
@@ -216,11 +218,13 @@ def test_without_a_compiler_a_cache_has_the_shim(nothing_loaded, monkeypatch):
 @needs_sycl
 def test_a_shim_by_another_compiler_is_as_good(nothing_loaded, monkeypatch):
     """Which a bundle has; one that does not load here is built."""
-    key, entry = shim.shipped()
+    key, entry = shim.cache_entry()
     shim._shim.cache_clear()
     built = []
-    monkeypatch.setattr(toolkit, "compiler_named", lambda: "another g++")
-    monkeypatch.setattr(shim, "_built", lambda *_: built.append(1) or (entry.meta, entry.blob))
+    monkeypatch.setattr(toolkit, "compiler_identity", lambda: "another g++")
+    monkeypatch.setattr(
+        shim, "_build_library", lambda *_: built.append(1) or (entry.meta, entry.blob)
+    )
     default_store.store().put(key, entry.meta, entry.blob)
     assert shim.shim().devices
     assert not built
@@ -273,8 +277,8 @@ def test_compiled_kept_and_loaded_again(cpu):
 @needs_sycl
 def test_the_compiler_is_never_mapped_here(cpu):
     cpu.load(axpy())
-    assert not [*wheels.mapped("libsycl-jit")]
-    assert [*wheels.mapped("libsycl.so")]
+    assert not [*wheels.list_mapped_files("libsycl-jit")]
+    assert [*wheels.list_mapped_files("libsycl.so")]
 
 
 @needs_sycl
@@ -340,7 +344,7 @@ def test_a_crash_of_the_compiler_costs_the_kernel_alone(cpu):
 
 @needs_sycl
 def test_a_compiler_that_does_not_end_is_ended(cpu, monkeypatch):
-    monkeypatch.setattr(worker, "compiled", partial(worker.compiled, patience=3.0))
+    monkeypatch.setattr(worker, "compile_source", partial(worker.compile_source, patience=3.0))
     with pytest.raises(SyclCompileError) as error:
         cpu.load(ENDLESS)
     assert line_of(error) == "expected code of f; got none after 3 seconds. It was ended."

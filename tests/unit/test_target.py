@@ -20,7 +20,7 @@ from ipex_inductor.target.device import (
     _xpu,
     as_cpu,
     current,
-    described,
+    find_target,
     first_of,
     table,
 )
@@ -78,7 +78,7 @@ CLOCKS = {
 
 @pytest.mark.parametrize("alias", CLOCKS)
 def test_rates_are_clock_times_multiprocessors_times_operations(alias):
-    target = described(alias)
+    target = find_target(alias)
     operations = OPERATIONS.get(alias) or OPERATIONS[target.arch]
     matrix, vector = CLOCKS[alias]
     for dtype, rate in target.rates:
@@ -89,7 +89,7 @@ def test_rates_are_clock_times_multiprocessors_times_operations(alias):
 
 
 def test_every_row_with_rates_is_checked_above():
-    assert {str(described(alias)) for alias in CLOCKS} == {str(t) for t in table() if t.rates}
+    assert {str(find_target(alias)) for alias in CLOCKS} == {str(t) for t in table() if t.rates}
 
 
 @pytest.mark.parametrize("target", table(), ids=str)
@@ -110,14 +110,14 @@ def test_row_is_complete_and_sane(target):
 
 
 def test_described_values():
-    h200 = described("h200")
+    h200 = find_target("h200")
     assert (h200.name, h200.arch, h200.kind) == ("NVIDIA H200", "sm_90", "cuda")
     assert (h200.multiprocessors, h200.shared_memory, h200.registers) == (132, 232448, 65536)
     assert (h200.bandwidth, h200.rate("bf16"), h200.rate("fp4")) == (4.8e12, 989.4e12, None)
     facts = "132 multiprocessors, 227 KiB shared memory, 141 GiB, 4800 GB/s, 989.4 Top/s bf16"
     assert h200.describe().startswith(f"NVIDIA H200 (sm_90): {facts}, ")
-    assert described("mi300x").kind == "hip"
-    assert described("b580").kind == "xpu"
+    assert find_target("mi300x").kind == "hip"
+    assert find_target("b580").kind == "xpu"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_described_values():
     ],
 )
 def test_described_spellings(spelling, expected):
-    assert str(described(spelling)) == expected
+    assert str(find_target(spelling)) == expected
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_described_spellings(spelling, expected):
     [("sm_90", "h100"), ("SM_80", "a100-40gb"), ("gfx942", "mi300x"), ("xe:20.1", "b580")],
 )
 def test_an_architecture_stands_for_the_first_of_it(arch, expected):
-    assert first_of(arch) is described(expected)
+    assert first_of(arch) is find_target(expected)
 
 
 @pytest.mark.parametrize("name", ["h200", "sm_90:NVIDIA-H200", "x86-64:avx2", "sm_75", ""])
@@ -159,7 +159,7 @@ def test_a_cpu_may_be_taken_for_another():
 
 @given(target=st.sampled_from(table()), upper=st.booleans())
 def test_described_reads_back_str(target, upper):
-    assert described(str(target).upper() if upper else str(target)) is target
+    assert find_target(str(target).upper() if upper else str(target)) is target
 
 
 @pytest.mark.parametrize(
@@ -175,16 +175,16 @@ def test_described_reads_back_str(target, upper):
 )
 def test_unknown_or_ambiguous_name_lists_the_nearest(name, nearest):
     with pytest.raises(TargetError) as error:
-        described(name)
+        find_target(name)
     assert nearest in error.value.todo
     assert repr(name) == error.value.came
 
 
 def test_targets_are_values():
-    assert len({*table(), *table(), described("h200")}) == len(table())
-    assert described("h200") != described("h100")
+    assert len({*table(), *table(), find_target("h200")}) == len(table())
+    assert find_target("h200") != find_target("h100")
     with pytest.raises(AttributeError):
-        described("h200").arch = "sm_100"
+        find_target("h200").arch = "sm_100"
 
 
 def test_current_cpu_agrees_with_the_kernel():
@@ -258,12 +258,12 @@ def xpu_properties(**changed):
 
 def test_known_gpu_is_its_row_with_the_memory_it_has():
     h200, stack = _complete(_cuda(cuda_properties())), _complete(_xpu(xpu_properties()))
-    assert (h200.memory, h200.rates) == (150_109_880_320, described("h200").rates)
-    assert (stack.memory, stack.rates) == (65520 << 20, described("max-1550").rates)
+    assert (h200.memory, h200.rates) == (150_109_880_320, find_target("h200").rates)
+    assert (stack.memory, stack.rates) == (65520 << 20, find_target("max-1550").rates)
     for measured, row in ((_cuda(cuda_properties()), "h200"), (_xpu(xpu_properties()), "max-1550")):
-        assert measured.memory == pytest.approx(described(row).memory, rel=0.02)
-        assert measured.shared_memory == described(row).shared_memory
-        assert measured.subgroup == described(row).subgroup
+        assert measured.memory == pytest.approx(find_target(row).memory, rel=0.02)
+        assert measured.shared_memory == find_target(row).shared_memory
+        assert measured.subgroup == find_target(row).subgroup
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_absent_device_says_what_to_do(device):
     with pytest.raises(DeviceError) as error:
         current(device)
     assert error.value.came.startswith(device)
-    assert "described()" in error.value.todo
+    assert "find_target()" in error.value.todo
 
 
 @pytest.mark.gpu
@@ -334,7 +334,7 @@ def test_current_gpu_agrees_with_its_row():
 
 def test_describing_needs_no_torch():
     code = (
-        "import sys; from ipex_inductor.target.device import described; described('h200');"
+        "import sys; from ipex_inductor.target.device import find_target; find_target('h200');"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

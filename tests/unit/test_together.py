@@ -57,7 +57,7 @@ def graphs(said, monkeypatch, fails=(), company=(), usual=None):
         def __exit__(self, *_):
             alone.clear()
 
-    monkeypatch.setattr(compiling, "begun", begun)
+    monkeypatch.setattr(compiling, "start_choice", begun)
     monkeypatch.setattr(compat, "compiles_anew_in_this_process", Alone)
     return Graphs(None, CHOICES, (), usual or {}, lambda i: said.append(f"doing {i}"))
 
@@ -125,7 +125,7 @@ def test_code_is_loaded_while_its_kernels_compile():
     problem = Problem("aten.bmm.default", operands, str(device.current()), {}, epilogue)
     inputs = inputs_of(problem, torch.device("cpu"), seed=0)
     with torch._inductor.config.patch(compile_threads=2):
-        graph = compiling.lowered(problem, inputs, compiling.USUALLY)
+        graph = compiling.start_graph(problem, inputs, compiling.USUALLY)
         begun = kernels(graph)
         assert begun
         assert all(isinstance(kernel, CodeCacheFuture) for kernel in begun)
@@ -179,7 +179,7 @@ from ipex_inductor import lowerings
 from ipex_inductor.lowerings.tune import parallel_compile as together
 from ipex_inductor.lowerings.problem.workload import empty
 from ipex_inductor.prebuild import described as described_gpu
-from ipex_inductor.target.device import described
+from ipex_inductor.target.device import find_target
 
 lowerings.register()
 problem = conv([128, 64, 56, 56], 256, True)
@@ -193,7 +193,7 @@ def kinds(graph):
     found = [vars(module).items() for module in graph.modules]
     return [type(v).__name__ for each in found for k, v in each if k.startswith("triton_tem")]
 
-with described_gpu.device(described("h200")), torch.no_grad(), torch._inductor.config.patch(
+with described_gpu.device(find_target("h200")), torch.no_grad(), torch._inductor.config.patch(
     compile_threads=2, worker_start_method="fork"
 ):
     AsyncCompile.wait_pool_ready()

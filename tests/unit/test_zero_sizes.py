@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from shipped import H200, TABLES
 
 from ipex_inductor.autotune.database import Records
-from ipex_inductor.lowerings.problem.workload import named
+from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.lowerings.select import library
 
 H200_TABLE = next(table for table in TABLES if "sm_90" in table.name)
@@ -16,7 +16,9 @@ for _record in Records(H200_TABLE):
 
 def emptied(problem):
     """With nothing in one dimension of one operand that is an image or a matrix, each in turn."""
-    for place, operand in enumerate(named(problem).values()):  # not of what follows the op
+    for place, operand in enumerate(
+        operands_by_name(problem).values()
+    ):  # not of what follows the op
         for number in range(len(operand.shape) if len(operand.shape) > 1 else 0):
             shape = tuple(0 if i == number else size for i, size in enumerate(operand.shape))
             operands = [*problem.operands]

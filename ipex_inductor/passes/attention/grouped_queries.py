@@ -18,15 +18,15 @@ from torch.fx.node import map_arg
 
 from ipex_inductor.passes.attention.scores import same
 from ipex_inductor.passes.attention.traced import (
-    after,
+    apply_methods,
     arguments,
-    attended,
+    compute_fake_attention,
     is_fused,
     may_be_written,
     methods,
-    tried,
+    try_rule,
 )
-from ipex_inductor.passes.engine.literals import Refused, called, example
+from ipex_inductor.passes.engine.literals import Refused, example, torch_name
 from ipex_inductor.passes.engine.source import ATTEND, attentions
 from ipex_inductor.reporting.decisions import GraphReport
 
@@ -86,11 +86,13 @@ class Group:
         return [*new, ("expand", -1, self.times, -1, -1), ("unsqueeze", 1), ("flatten", 2, 3)]
 
 
-def found(graph: torch.fx.Graph, report: GraphReport, off: Collection[str] = ()) -> set[str]:
+def find_shared_keys(
+    graph: torch.fx.Graph, report: GraphReport, off: Collection[str] = ()
+) -> set[str]:
     """Return the names of calls whose keys and values need not be repeated; report each of them."""
     on = not {"*", NAME} & {*off}
     nodes = attentions(graph) if on else ()
-    return {node.name for node in nodes if tried(NAME, _shared, node, report)}
+    return {node.name for node in nodes if try_rule(NAME, _shared, node, report)}
 
 
 def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
@@ -108,7 +110,7 @@ def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
             attention = graph.call_function(ATTEND, (), arguments_after)
             attention.meta = {
                 **node.meta,
-                "example_value": attended(map_arg(arguments_after, example)),
+                "example_value": compute_fake_attention(map_arg(arguments_after, example)),
             }
             result = methods(attention, group.together())
             result = methods(result, _match_strides(example(result), example(node)))
@@ -165,7 +167,7 @@ def _find_repeated(node: Any) -> tuple[Node, int] | None:
     """
     chain = _sources(node)
     node = next(chain, None)
-    if node is not None and called(node) in REPEATS:
+    if node is not None and torch_name(node) in REPEATS:
         call = dict(zip(("input", "repeats", "dim"), node.args, strict=False)) | node.kwargs
         times, first = call["repeats"], next(chain, None)
         heads = isinstance(times, int) and call.get("dim") in (1, -3)
@@ -173,7 +175,7 @@ def _find_repeated(node: Any) -> tuple[Node, int] | None:
     wide, one, first = (next(chain, None) for _ in range(3))
     if node is None or wide is None or one is None or first is None:
         return None
-    kinds = called(node) in JOINS, called(wide) == "expand", _only_adds(one)
+    kinds = torch_name(node) in JOINS, torch_name(wide) == "expand", _only_adds(one)
     shapes = [tuple(example(n).shape) for n in (node, wide, one, first)]
     if not all(kinds) or [*map(len, shapes)] != [4, 5, 5, 4]:
         return None
@@ -192,7 +194,7 @@ def _find_repeated(node: Any) -> tuple[Node, int] | None:
 def _sources(node: Any) -> Iterator[Node]:
     """Yield a node and the chain of first tensor arguments above it, without plain copies."""
     while isinstance(node, Node) and isinstance(example(node), Tensor):
-        if called(node) not in COPIES:
+        if torch_name(node) not in COPIES:
             yield node
         node = node.args[0] if node.args else None
 
@@ -202,9 +204,9 @@ def _only_adds(node: Node) -> bool:
 
     The caller compares shapes to see which dimension is added.
     """
-    if called(node) == "unsqueeze":
+    if torch_name(node) == "unsqueeze":
         return True
-    index = node.args[1] if called(node) == "getitem" else None
+    index = node.args[1] if torch_name(node) == "getitem" else None
     return isinstance(index, tuple) and all(
         item is None or item is Ellipsis or item == slice(None) for item in index
     )
@@ -224,7 +226,7 @@ def _check(node: Node, group: Group) -> None:
     if not is_fused(fake_call):
         raise Refused("torch has no fused kernel for the rewritten call")
     wanted = example(node)
-    result = after(attended(fake_call), group.together())
+    result = apply_methods(compute_fake_attention(fake_call), group.together())
     if not same(result.shape, wanted.shape) or result.dtype != wanted.dtype:
         raise Refused("the result would have another shape or dtype")
     _match_strides(result, wanted)
@@ -236,9 +238,9 @@ def _change_arguments(call: dict[str, Any], group: Group) -> dict[str, Any]:
         name: map_arg(part, example) for name, part in call.items() if name != "enable_gqa"
     }
     heads, mask = fake_call["query"].shape[1], fake_call.get("attn_mask")
-    fake_call |= {"query": after(fake_call["query"], group.apart())}
+    fake_call |= {"query": apply_methods(fake_call["query"], group.apart())}
     if mask is not None:
-        fake_call |= {"attn_mask": after(mask, group.of_mask(mask.shape, heads))}
+        fake_call |= {"attn_mask": apply_methods(mask, group.of_mask(mask.shape, heads))}
     return fake_call | {"key": example(group.keys), "value": example(group.values)}
 
 
@@ -249,7 +251,7 @@ def _match_strides(result: Tensor, wanted: Tensor) -> Calls:
     """
     strides = _strides(wanted)
     for calls in LAYOUTS:
-        if same(_strides(after(result, calls)), strides):
+        if same(_strides(apply_methods(result, calls)), strides):
             return calls
     raise Refused("the result would have other strides")
 

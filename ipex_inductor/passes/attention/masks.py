@@ -20,11 +20,11 @@ from ipex_inductor.passes.attention.fused_kernels import (
 )
 from ipex_inductor.passes.attention.traced import (
     arguments,
-    attended,
+    compute_fake_attention,
     is_fused,
     may_be_written,
     methods,
-    tried,
+    try_rule,
 )
 from ipex_inductor.passes.engine.literals import Refused, example, value
 from ipex_inductor.passes.engine.source import attentions
@@ -51,7 +51,7 @@ class Change(Enum):
         return self.value
 
 
-def found(
+def find_changes(
     graph: torch.fx.Graph,
     dropout_as_eager: bool,
     report: GraphReport,
@@ -73,7 +73,7 @@ def found(
     for node in filter(_is_masked, attentions(graph)):
         for name, rule in on.items():
             if node.name not in calls:
-                change = tried(name, rule, node, report)
+                change = try_rule(name, rule, node, report)
                 calls |= {node.name: change} if change else {}
     return calls
 
@@ -184,7 +184,7 @@ def _make_fake_arguments(node: Node, change: Change | None) -> dict[str, Any]:
 
 def _compute_fake_result(node: Node, change: Change) -> Tensor:
     """Return the fake result of a changed call. Raises `Refused` where torch has none."""
-    return attended(_make_fake_arguments(node, change))
+    return compute_fake_attention(_make_fake_arguments(node, change))
 
 
 def _strip_fill(mask: Node, reader: Node) -> Node:

@@ -183,7 +183,7 @@ def _read(node: Any) -> Scores:
     return reader(node)
 
 
-def _added(node: Node) -> Scores:
+def _read_add(node: Node) -> Scores:
     scores, mask = _either(node, *node.args[:2])
     if node.kwargs:
         raise Refused("what is added is scaled")
@@ -209,7 +209,7 @@ def _either(node: Node, *operands: Any) -> tuple[Scores, Any]:
     raise min(reasons, key=lambda reason: "is no product" in str(reason))
 
 
-def _chosen(node: Node) -> Scores:
+def _read_where(node: Node) -> Scores:
     condition, *branches = node.args
     scores, fill = _either(node, *branches)
     keeps = branches[1] is fill  # whether scores are kept or replaced where `condition` holds
@@ -232,7 +232,7 @@ def _read_cast(node: Node) -> Scores:
     return scores.then(_to, dtype(node))
 
 
-def _scaled(node: Node) -> Scores:
+def _read_scale(node: Node) -> Scores:
     x, scalar = node.args[:2]
     if node.target is aten.mul.Tensor and number(x) is not None:
         x, scalar = scalar, x
@@ -251,7 +251,7 @@ def _times(scale: float, node: Node, factor: float) -> float:
 def _read_view(node: Node) -> Scores:
     product = _product(node)
     if product is not None:
-        return _queried(product)
+        return _read_query(product)
     source, shapes = node.args[0], [tuple(shape(n)) for n in (node.args[0], node)]
     if not all(isinstance(size, int) for sizes in shapes for size in sizes):
         raise Refused("a view of unknown size is between softmax and product")
@@ -260,7 +260,7 @@ def _read_view(node: Node) -> Scores:
     return _read(source).then(_view, *shapes)
 
 
-def _queried(product: Product) -> Scores:
+def _read_query(product: Product) -> Scores:
     q, scale = product.a, 1.0
     while q.target in (aten.mul.Tensor, aten.div.Tensor):
         factor = number(q.args[1])
@@ -271,11 +271,11 @@ def _queried(product: Product) -> Scores:
 
 
 READERS: dict[Any, Callable[[Node], Scores]] = {
-    aten.add.Tensor: _added,
-    aten.where.self: _chosen,
+    aten.add.Tensor: _read_add,
+    aten.where.self: _read_where,
     prims.convert_element_type.default: _read_cast,
-    aten.mul.Tensor: _scaled,
-    aten.div.Tensor: _scaled,
+    aten.mul.Tensor: _read_scale,
+    aten.div.Tensor: _read_scale,
     **dict.fromkeys((*VIEWS, aten.bmm.default), _read_view),
 }
 

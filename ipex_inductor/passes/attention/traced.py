@@ -32,7 +32,9 @@ def arguments(attention: Node) -> dict[str, Any]:
     return dict(zip(ARGUMENTS, attention.args, strict=False)) | attention.kwargs
 
 
-def tried(rule: str, find: Callable[[Node], T | None], node: Node, report: GraphReport) -> T | None:
+def try_rule(
+    rule: str, find: Callable[[Node], T | None], node: Node, report: GraphReport
+) -> T | None:
     """Return what `find` returns for a call, None if it raises; report its text or the reason.
 
     Args:
@@ -55,7 +57,9 @@ def tried(rule: str, find: Callable[[Node], T | None], node: Node, report: Graph
     return match
 
 
-def attended(call: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NOBODY) -> Tensor:
+def compute_fake_attention(
+    call: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NOBODY
+) -> Tensor:
     """Return the fake result of torch's attention. Raises `Refused` where torch has none."""
     try:
         with unset_fake_temporarily(), call["query"].fake_mode, seen_by:
@@ -68,7 +72,7 @@ def attended(call: Mapping[str, Any], seen_by: AbstractContextManager[Any] = _NO
 def is_fused(call: Mapping[str, Any]) -> bool:
     """Return whether torch has a fused kernel for a call with these fake arguments."""
     kernels = Kernels()  # type: ignore[no-untyped-call]
-    attended(call, kernels)
+    compute_fake_attention(call, kernels)
     return kernels.fused
 
 
@@ -112,13 +116,13 @@ def methods(node: Node, calls: Iterable[tuple[Any, ...]]) -> Node:
     """
     for call in calls:
         name, *args = call
-        value, meta = after(example(node), [call]), node.meta
+        value, meta = apply_methods(example(node), [call]), node.meta
         node = node.graph.call_method(name, (node, *args))
         node.meta = {**meta, "example_value": value}
     return node
 
 
-def after(value: Tensor, calls: Iterable[tuple[Any, ...]]) -> Tensor:
+def apply_methods(value: Tensor, calls: Iterable[tuple[Any, ...]]) -> Tensor:
     """Return the tensor after a chain of method calls."""
     for name, *args in calls:
         value = getattr(value, name)(*args)

@@ -74,7 +74,7 @@ def value(node: Node, constants: dict[Node, Tensor]) -> Tensor:
 
 def _compute(node: Node, constants: dict[Node, Tensor]) -> Tensor:
     if node not in constants:
-        name, fake = called(node), example(node)
+        name, fake = torch_name(node), example(node)
         _check_kind(node, name)
         _check_sizes(fake)
         args, kwargs = map_aggregate(
@@ -111,7 +111,7 @@ def _argument(part: Any, name: str, fake: Tensor, constants: dict[Node, Tensor])
     return torch.empty(shape, dtype=example(part).dtype, device="meta")
 
 
-def called(node: Node) -> str:
+def torch_name(node: Node) -> str:
     """Return torch's name of what a node calls; "" for what is not torch's."""
     target = node.target
     if node.op == "call_method":
@@ -154,7 +154,7 @@ def _check_unwritten(node: Node) -> None:
     for user in node.users:
         if user.op == "output" or (user.target in READERS and "max_norm" not in user.kwargs):
             continue
-        name = called(user)
+        name = torch_name(user)
         if name not in KNOWN or "out" in user.kwargs:
             raise Refused(f"{name or user.name} may write to it")
         if name in VIEWED:

@@ -153,7 +153,7 @@ def why_not_conv(
         groups: The number of groups.
     """
     window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    if reason := symbols(**window, output_padding=output_padding):
+    if reason := find_symbols(**window, output_padding=output_padding):
         return reason
     if x.dim() != weight.dim():
         return "the input has no batch dimension"
@@ -171,7 +171,7 @@ def is_transpose(node: Node) -> bool:
     return node.target is aten.permute.default and list(node.args[1]) == [1, 0]  # type: ignore[arg-type]
 
 
-def symbols(**arguments: Any) -> str | None:
+def find_symbols(**arguments: Any) -> str | None:
     """Return a reason against numbers that vary with sizes, None if all numbers are known.
 
     A symbol is a `torch.SymInt`, or a node that stands for one: comparing the former would add a
@@ -190,7 +190,7 @@ def varies(node: Node) -> str | None:
     schema = node.target._schema.arguments
     arguments = {a.name: value for a, value in zip(schema, node.args, strict=False)}
     tensors = {a.name for a in schema if "Tensor" in str(a.type)}
-    return symbols(**{name: value for name, value in arguments.items() if name not in tensors})
+    return find_symbols(**{name: value for name, value in arguments.items() if name not in tensors})
 
 
 def packable(graph: torch.fx.Graph, weights: Container[Node]) -> Iterator[tuple[Node, Product]]:

@@ -159,7 +159,7 @@ def lies_alike(value: Tensor, other: Tensor) -> bool:
     )
 
 
-def restrided(result: Any, like: Any) -> Any:
+def match_strides(result: Any, like: Any) -> Any:
     """Return `result` with its dimensions ordered in memory as in `like`, copied if needed.
 
     Args:
@@ -167,7 +167,7 @@ def restrided(result: Any, like: Any) -> Any:
         like: Tensors of equal shapes; where it holds no tensor, `result` is returned unchanged.
     """
     if isinstance(result, (tuple, list)) and isinstance(like, (tuple, list)):
-        return [restrided(*pair) for pair in zip(result, like, strict=False)]
+        return [match_strides(*pair) for pair in zip(result, like, strict=False)]
     tensors = isinstance(result, Tensor) and isinstance(like, Tensor)
     if not tensors or result.dim() != like.dim() or lies_alike(result, like):
         return result
@@ -239,7 +239,7 @@ def _trace(
         args = map_arg(node.args, lambda n: env[n])
         kwargs = map_arg(node.kwargs, lambda n: env[n])
         result = fn(*args, **kwargs)
-        return restrided(result, node.meta.get("val")) if restrides else result
+        return match_strides(result, node.meta.get("val")) if restrides else result
 
     values = [n.meta["val"] for n in inputs]
     fake_mode = detect_fake_mode(values)

@@ -13,7 +13,7 @@ import torch
 
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import Table, inline
-from ipex_inductor.passes.fusion.joined import SYCL, Choose, is_of_pixels, together
+from ipex_inductor.passes.fusion.joined import SYCL, Choose, is_of_pixels, replace_if_chosen
 from ipex_inductor.passes.layout.folding import NORM
 from ipex_inductor.reporting.decisions import GraphReport
 
@@ -57,7 +57,9 @@ def place(
                 continue
             args = _arguments(node, match)
             call = torch.ops.ipex.conv_preactivated.default, args
-            replacement = together(graph, node, call, choose, report, NAME, user_line(node))
+            replacement = replace_if_chosen(
+                graph, node, call, choose, report, NAME, user_line(node)
+            )
             if replacement is None:
                 continue
             for unused in (node, *match.between):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.passes.engine.packable import symbols, why_not_conv
+from ipex_inductor.passes.engine.packable import find_symbols, why_not_conv
 from ipex_inductor.passes.engine.rule import Constant, Form, Rule
 from ipex_inductor.passes.fusion import library
 from ipex_inductor.passes.fusion.epilogue import Producer, family
@@ -120,7 +120,7 @@ def _pad_in_window(
 
 def _is_window(values: Mapping[str, Any]) -> str | None:
     pad, dims = values["pad"], len(values["stride"])
-    if reason := symbols(pad=pad, padding=values["padding"]):
+    if reason := find_symbols(pad=pad, padding=values["padding"]):
         return reason
     if values["x"].dim() != dims + 2:
         return "the input has no batch dimension"

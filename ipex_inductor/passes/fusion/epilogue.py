@@ -116,7 +116,7 @@ def _unary(producer: Producer, activation: Activation) -> Rule:
 
     def replacement(**arguments: Any) -> tuple[Any, ...]:
         values = _pop_values(arguments, scalars) or activation.fixed
-        return _fused(producer, arguments, None, "none", activation.unary, values)
+        return _build_arguments(producer, arguments, None, "none", activation.unary, values)
 
     epilogue = {"binary": "none", "unary": activation.unary}
     return _rule(
@@ -129,7 +129,7 @@ def _binary(producer: Producer, binary: str, unary: str) -> Rule:
         return UNARY[unary].fn(BINARY[binary](producer.product(**arguments), other))
 
     def replacement(other: Any, **arguments: Any) -> tuple[Any, ...]:
-        return _fused(producer, arguments, other, binary, unary, ())
+        return _build_arguments(producer, arguments, other, binary, unary, ())
 
     name, anchor = (binary, binary) if unary == "none" else (f"{binary} + {unary}", unary)
     epilogue = {"binary": binary, "unary": unary}
@@ -190,7 +190,7 @@ def _pop_values(arguments: dict[str, Any], names: Mapping[str, Any]) -> tuple[fl
     return tuple(arguments.pop(name) for name in names)
 
 
-def _fused(
+def _build_arguments(
     producer: Producer,
     arguments: Mapping[str, Any],
     other: Any,

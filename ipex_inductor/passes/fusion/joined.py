@@ -154,7 +154,7 @@ def _place_shortcut(
         torch.ops.ipex.conv_shortcut.default,
         (x, weight, bias or shortcut_bias, source, projection, stride),
     )
-    replacement = together(graph, node, call, choose, report, SHORTCUT, user_line(node))
+    replacement = replace_if_chosen(graph, node, call, choose, report, SHORTCUT, user_line(node))
     if replacement is None:
         return
     ours, body = replacement
@@ -219,7 +219,7 @@ def _place_pooled(
     (stem,) = pool.all_input_nodes
     x, weight, bias, _, stride, padding, *_ = stem.args
     call = torch.ops.ipex.conv_pool.default, (x, weight, bias, stride, padding)
-    replacement = together(graph, values, call, choose, report, POOLED, user_line(stem))
+    replacement = replace_if_chosen(graph, values, call, choose, report, POOLED, user_line(stem))
     if replacement is None:
         return
     ours, body = replacement
@@ -228,7 +228,7 @@ def _place_pooled(
     inline(graph, ours, body, table, traced, origins=True, restrides=False)
 
 
-def together(
+def replace_if_chosen(
     graph: torch.fx.Graph,
     replaced: Node,
     call: tuple[Any, tuple[Any, ...]],

@@ -55,7 +55,7 @@ LINEAR = Producer(
 )
 
 
-def _gated(unary: str) -> Rule:
+def _gate_rule(unary: str) -> Rule:
     def pattern(
         x: Tensor, gate: Tensor, gate_bias: Tensor | None, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
@@ -131,4 +131,4 @@ NORMED = Rule(
     claims=True,
 )
 
-RULES = (NORMED, *map(_gated, ("silu", "gelu", "gelu_tanh")), *family(LINEAR))
+RULES = (NORMED, *map(_gate_rule, ("silu", "gelu", "gelu_tanh")), *family(LINEAR))

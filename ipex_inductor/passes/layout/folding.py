@@ -90,7 +90,7 @@ class _Folding:
         reason = (
             _other_users([product.node, *between])
             or self._unfit(norm, product)
-            or _misaligned(norm, product.node, width)
+            or _why_misaligned(norm, product.node, width)
         )
         if not self._decide(f"{product.name}+batch_norm", reason, norm):
             return False
@@ -116,7 +116,7 @@ class _Folding:
         reason = (
             _other_users(between)
             or self._unfit(norm, product)
-            or _misaligned(norm, product.x, width)
+            or _why_misaligned(norm, product.x, width)
             or product.uneven
             or _coarse(product.x.meta["val"])
         )
@@ -223,7 +223,7 @@ def _other_users(chain: Sequence[Node]) -> str | None:
     return f"{shared[0].name} has {len(shared[0].users)} users" if shared else None
 
 
-def _misaligned(norm: Node, side: Node, width: int) -> str | None:
+def _why_misaligned(norm: Node, side: Node, width: int) -> str | None:
     """Return a reason unless each of the `width` channels of `side` lies in one channel of `norm`.
 
     `side` [rows, width, ...] is the end of the product that faces the norm; reshapes between keep

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ipex_inductor import compat
-from ipex_inductor.ops.blocked import COLUMNS, pair
+from ipex_inductor.ops.blocked import COLUMNS, pair_size
 from ipex_inductor.passes.attention import short_attention
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture
@@ -89,7 +89,7 @@ def in_blocks(product: Product) -> Product | None:
         return None
     epilogue = binary, unary, image
     columns = product.shape[0]
-    paired = pair(value.dtype)
+    paired = pair_size(value.dtype)
     panel = PANEL.get(architecture(), COLUMNS)
     count = -(-columns // COLUMNS) * (COLUMNS // panel)
     shape = (count, product.shape[1] // paired, panel, paired)
@@ -124,7 +124,7 @@ def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
     """
     columns, depth = weight.shape[:2]
     both, sizes = FASTER.get((architecture(), weight.dtype)), compat.hints(x)
-    if both is None or None in sizes or depth % pair(weight.dtype):
+    if both is None or None in sizes or depth % pair_size(weight.dtype):
         return False
     bounds = both[image]
     changes = any(isinstance(size, torch.SymInt) for size in x.shape)

@@ -52,7 +52,7 @@ from ipex_inductor.passes.weights.weight_results import (
 )
 from ipex_inductor.passes.weights.weight_snapshot import Check, Current, Snapshot
 from ipex_inductor.reporting import decisions
-from ipex_inductor.runtime.huge_pages import available_memory, begin_room, give_back
+from ipex_inductor.runtime.huge_pages import available_memory, begin_mapping, trim_heap
 from ipex_inductor.templates.tensor_reader import freed
 from ipex_inductor.templates.tensor_reader.weights_cpp import FACTS, SAME, Changed
 from ipex_inductor.templates.tensor_reader.write_watch import UnwatchableError
@@ -91,7 +91,7 @@ class DerivedWeights:
         self._weights = taking(numbers)
         self._programs = [(p, taking([numbers.index(i) for i in p.inputs])) for p in programs]
         all_known = all(program.is_known for program in programs)
-        self._unanalysed = compat.unanalysed if all_known else contextlib.nullcontext
+        self._unanalysed = compat.skip_op_analysis if all_known else contextlib.nullcontext
         self._captured = captured
         self._changed: Changed = _never_read  # replaced when the first results are computed
         self._snapshots: OrderedDict[tuple[int, ...], Snapshot] = OrderedDict()
@@ -241,7 +241,7 @@ class DerivedWeights:
             if snapshot.current is not current or contents is None or current.contents is None:
                 return
             # Otherwise the present comparison goes on.
-            if contents.unwatched < current.contents.unwatched:
+            if contents.unwatched_bytes < current.contents.unwatched_bytes:
                 snapshot.current = replace(current, contents=contents)
 
     def _settle(self, inputs: list[Any], checks: list[Check]) -> list[torch.Tensor]:
@@ -328,7 +328,7 @@ class DerivedWeights:
             for part in parts:
                 part.outdate()
         if outdated and snapshot.is_new:
-            give_back()  # temporaries, and released storage of weights
+            trim_heap()  # temporaries, and released storage of weights
         snapshot.is_new = False
         del storages
         return values
@@ -340,7 +340,7 @@ class DerivedWeights:
     ) -> list[torch.Tensor]:
         values: list[torch.Tensor] = []
         _synchronize(weights)  # a stream may still read values that are overwritten now
-        begin_room()
+        begin_mapping()
         for part, (_, select) in zip(parts, self._programs, strict=True):
             values += part.update(select(weights))
         _synchronize(weights)  # another stream may read it next

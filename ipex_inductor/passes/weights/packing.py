@@ -127,7 +127,9 @@ def pack_weights(
                 report.add("missed", "packed weights", reason, user_line(node))
                 left_plain.add(node)
                 continue
-        call = attempt(node, functools.partial(_packed, graph, node, arranged_product or product))
+        call = attempt(
+            node, functools.partial(_insert_packed_call, graph, node, arranged_product or product)
+        )
         if call is None:
             continue
         arranged.update([arranged_product.op] if arranged_product else [])
@@ -143,7 +145,7 @@ def pack_weights(
             inline(graph, node, REFERENCES[node.target])
 
 
-def _packed(graph: torch.fx.Graph, node: Node, product: Product) -> Node:
+def _insert_packed_call(graph: torch.fx.Graph, node: Node, product: Product) -> Node:
     """Insert a call of `product`, on its packed weight, before `node`; return it.
 
     No new node is left if that fails.

@@ -202,12 +202,16 @@ def _function(name: str) -> Callable[..., Any]:
     if name in DIRECT:
         return DIRECT[name]
     if name.startswith(OURS):  # these modules are imported only where they are needed
-        from ipex_inductor.ops.blocked import arranged
-        from ipex_inductor.ops.winograd import transformed
+        from ipex_inductor.ops.blocked import arrange_panels
+        from ipex_inductor.ops.winograd import transform_weight
         from ipex_inductor.templates.cpu.cached_primitives import laid_out
 
         # An op in Python imports Dynamo when it is called.
-        for ours, function in ((BLOCKS, arranged), (KEPT, laid_out), (WINOGRAD, transformed)):
+        for ours, function in (
+            (BLOCKS, arrange_panels),
+            (KEPT, laid_out),
+            (WINOGRAD, transform_weight),
+        ):
             if name.startswith(ours):
                 return function
     path = name if "." in name else f"{name}.default"

@@ -35,7 +35,7 @@ def is_compared_slowly(contents: Contents | None) -> bool:
     """Return whether comparing unwatched contents in turn takes more than `SWEEP` calls."""
     if contents is None or contents.total <= contents.limits[0]:
         return False
-    return contents.unwatched > SWEEP * _most_in_turn(len(contents.weights))
+    return contents.unwatched_bytes > SWEEP * _most_in_turn(len(contents.weights))
 
 
 class DeviceContents:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ipex_inductor.ops.winograd import PANEL, TILE
-from ipex_inductor.ops.winograd import shape as of_weight
+from ipex_inductor.ops.winograd import transformed_shape as of_weight
 from ipex_inductor.passes.weights.blocked import UNARY
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture
