@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch._inductor import config
 from torch._inductor.output_code import CompiledFxGraph
 
-from ipex_inductor.ops.blocked import COLUMNS
+from ipex_inductor.ops.gemm.blocked import COLUMNS
 from ipex_inductor.passes.weights import blocked as choice
 from ipex_inductor.target.device import current
 from ipex_inductor.templates.cpu import blocked

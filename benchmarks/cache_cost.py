@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.bundling.packing import pack
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.key import Key
-from ipex_inductor.aot_cache.packing import pack
 from ipex_inductor.aot_cache.store import Store
 
 KERNELS, SIZE, ROUNDS = 200, 1 << 16, 15

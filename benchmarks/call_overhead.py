@@ -25,7 +25,7 @@ from torch._dynamo import lookup_backend
 from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._pytree import tree_leaves
 
-from ipex_inductor.cli.demo_models import load
+from ipex_inductor.cli.demo.models import load
 
 CALLS = 10
 WIDTH = 16

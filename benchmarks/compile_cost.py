@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.cli import demo_measure, demo_models
+from ipex_inductor.cli.demo import measure, models
 
 # What is timed, by where it is looked up; the indented is part of what stands above it.
 PARTS = {
@@ -89,8 +89,8 @@ def _timed(spent: Spent, part: str, fn: Callable[..., Any]) -> Callable[..., Any
 
 def child(backend: str, name: str, profile: bool) -> Spent:
     """The first call of one backend, in this process: seconds of each part and of all."""
-    model, inputs = demo_models.load(name, "bf16", 1, "cpu")
-    demo_measure.start_compiler(torch.bfloat16, "cpu")
+    model, inputs = models.load(name, "bf16", 1, "cpu")
+    measure.start_compiler(torch.bfloat16, "cpu")
     torch.compiler.reset()
     spent: Spent = {}
     with timed(spent, "importing"):
@@ -114,7 +114,7 @@ def run(backend: str, name: str, profile: bool = False) -> Spent:
     call = f"compile_cost.child{(backend, name, profile)}"
     program = f"import compile_cost, json; print(json.dumps({call}))"
     with tempfile.TemporaryDirectory() as folder:
-        demo_measure.use_folder(Path(folder))  # in our environment, which the child inherits
+        measure.use_folder(Path(folder))  # in our environment, which the child inherits
         done = subprocess.run(
             [sys.executable, "-c", program],
             cwd=Path(__file__).parent,

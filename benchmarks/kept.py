@@ -17,8 +17,8 @@ import torch
 from cpu_kernels import arguments, keep, least
 
 from ipex_inductor import ops
-from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.kept import Geometry
+from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.conv.cached_primitives import Geometry
 from ipex_inductor.templates.cpu import cached_primitives
 
 ROUNDS = 40

@@ -27,7 +27,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor.optim import Lamb, Lars, attach_master_weights, fuse_step, launch_groups_cpu
+from ipex_inductor.optim import Lamb, Lars, attach_master_weights, fuse_step
+from ipex_inductor.optim.launching import launch_groups_cpu
 from ipex_inductor.target import device
 from ipex_inductor.templates.sycl.step import step_function
 

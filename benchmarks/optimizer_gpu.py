@@ -33,14 +33,8 @@ import torch
 from optimizer import MODELS, STEPS
 from torch import nn
 
-from ipex_inductor.optim import (
-    FusedStep,
-    GradScaler,
-    attach_master_weights,
-    fuse_step,
-    launch_groups_cuda,
-    norms,
-)
+from ipex_inductor.optim import FusedStep, GradScaler, attach_master_weights, fuse_step, norms
+from ipex_inductor.optim.launching import launch_groups_cuda
 from ipex_inductor.target import device as target
 from ipex_inductor.templates.optimizer import step_cuda
 

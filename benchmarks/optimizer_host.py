@@ -28,7 +28,7 @@ from torch.optim import AdamW
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.optim import FusedStep, fuse_step, planning
-from ipex_inductor.optim import launch_groups_cuda as batches
+from ipex_inductor.optim.launching import launch_groups_cuda as batches
 from ipex_inductor.target import device as target
 from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.build.cpp import load

@@ -225,8 +225,8 @@ def ending(
 
 def gradient(operands: list[torch.Tensor], given: Any, tile: Any, values: dict[str, Any]) -> Made:
     """A stem's weight's gradient, in parts."""
-    from ipex_inductor.ops.conv_weight import ALONE
-    from ipex_inductor.ops.stem import from_matrix, runs
+    from ipex_inductor.ops.conv.conv_weight import ALONE
+    from ipex_inductor.ops.conv.small_channel import from_matrix, runs
 
     grad, x, weight = operands
     around = {name: list(given[name]) for name in ("stride", "padding")}

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import ipex_inductor
-from ipex_inductor.cli.demo_models import load
+from ipex_inductor.cli.demo.models import load
 
 PARTS = ("state dict", "load", "first run")
 CHILD = """

@@ -17,11 +17,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ipex_inductor.autotune import words
+from ipex_inductor.autotune.comparison import words
+from ipex_inductor.autotune.comparison.regret import regret
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import encode
-from ipex_inductor.autotune.regret import regret
 
 
 def main() -> None:

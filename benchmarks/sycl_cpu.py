@@ -22,7 +22,7 @@ from statistics import median
 import torch
 import torch.nn.functional as F
 
-from ipex_inductor.ops.sycl import Window, pack_kernel, pack_weight
+from ipex_inductor.ops.conv.sycl import Window, pack_kernel, pack_weight
 from ipex_inductor.templates.sycl import product
 from ipex_inductor.templates.sycl.calls import engines
 from ipex_inductor.templates.sycl.device import device_of

@@ -49,7 +49,7 @@ from zoo_models.entry import Entry
 from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict
 
-from ipex_inductor.cli import demo_measure
+from ipex_inductor.cli.demo import measure as demo_measure
 from ipex_inductor.reporting import decisions
 
 BOUND = 0.97  # of Inductor's speed: below it a row is slow

@@ -8,7 +8,7 @@ import pytest
 
 from ipex_inductor.lowerings.optimizer import step
 from ipex_inductor.lowerings.optimizer.step_sycl import SyclKernel
-from ipex_inductor.ops.update import Held
+from ipex_inductor.ops.optimizer.update import Held
 from ipex_inductor.passes.optimizer.updates import Writing, dtype_name
 
 

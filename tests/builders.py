@@ -18,7 +18,7 @@ from pathlib import Path
 from keys import blob, key
 
 from ipex_inductor.aot_cache.entry import Entry
-from ipex_inductor.aot_cache.graphs import GraphFiles
+from ipex_inductor.aot_cache.graph_files.graphs import GraphFiles
 from ipex_inductor.aot_cache.store import Store
 
 BUILDING, DONE, WRONG = b"b", b"d", b"w"

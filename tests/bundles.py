@@ -4,7 +4,8 @@ import re
 
 from keys import blob, key
 
-from ipex_inductor.aot_cache import packing, signing, trust
+from ipex_inductor.aot_cache import signing, trust
+from ipex_inductor.aot_cache.bundling import packing
 from ipex_inductor.aot_cache.store import Store
 
 META = {"shared": 49152}

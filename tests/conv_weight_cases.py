@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from ipex_inductor.ops.stem import runs
+from ipex_inductor.ops.conv.small_channel import runs
 from ipex_inductor.templates.triton.conv_small_channel_weight import TILES, fits
 
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import triton
 from rendered import source
 
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton import glu
 

@@ -13,7 +13,8 @@ import torch
 from interpreted import Room
 from torch import Tensor
 
-from ipex_inductor.optim import launch_groups_cuda, norms, plan_replay, planning
+from ipex_inductor.optim import norms, plan_replay, planning
+from ipex_inductor.optim.launching import launch_groups_cuda
 from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.optimizer.norm_triton import parts_signature
 from ipex_inductor.templates.optimizer.step import assignments, scalar_names

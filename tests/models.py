@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ipex_inductor.cli.demo_models import _fill_batch_norms
+from ipex_inductor.cli.demo.models import _fill_batch_norms
 
 VOCABULARY, LABELS = 97, 10
 

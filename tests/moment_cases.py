@@ -8,7 +8,7 @@ import torch
 import triton
 from rendered import source
 
-from ipex_inductor.ops.moments import SAMPLES, moments, sample_distance
+from ipex_inductor.ops.pointwise.moments import SAMPLES, moments, sample_distance
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton.moments import SOURCE, TILE, Tile, constants
 

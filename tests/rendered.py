@@ -71,7 +71,7 @@ def signature(operands, dtype, out=None):
 
 
 def stem(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.stem import runs, to_matrix
+    from ipex_inductor.ops.conv.small_channel import runs, to_matrix
     from ipex_inductor.templates.triton import conv_small_channel
 
     last, tile, window = case["last"], conv_small_channel.Tile(*case["tile"]), weight.shape[2:]
@@ -88,7 +88,7 @@ def stem(x, weight, case, stride, padding, dilation):
 
 
 def stem_pool(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.stem import runs, to_matrix
+    from ipex_inductor.ops.conv.small_channel import runs, to_matrix
     from ipex_inductor.templates.triton import conv_small_channel_pool
 
     last, tile, window = case["last"], conv_small_channel_pool.Tile(*case["tile"]), weight.shape[2:]
@@ -101,7 +101,7 @@ def stem_pool(x, weight, case, stride, padding, dilation):
 
 
 def depthwise(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.depthwise import taps
+    from ipex_inductor.ops.conv.depthwise import taps
     from ipex_inductor.templates.triton import conv_depthwise, conv_strips
 
     template = conv_strips if case.get("template") == "strips" else conv_depthwise
@@ -113,7 +113,7 @@ def depthwise(x, weight, case, stride, padding, dilation):
 
 
 def fprop(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.fprop import rows_of_weight
+    from ipex_inductor.ops.conv.fprop import rows_of_weight
     from ipex_inductor.templates.triton import conv_fprop
 
     tile, window = conv_fprop.Tile(*case["tile"]), weight.shape[2:]
@@ -124,7 +124,7 @@ def fprop(x, weight, case, stride, padding, dilation):
 
 
 def boxes(x, weight, case, stride, padding, dilation):
-    from ipex_inductor.ops.fprop import rows_of_weight
+    from ipex_inductor.ops.conv.fprop import rows_of_weight
     from ipex_inductor.templates.triton import conv_tma
 
     tile, window = conv_tma.Tile(*case["tile"]), weight.shape[2:]
@@ -396,8 +396,9 @@ def error_of_weight(case, device="cpu"):
     """The same of a weight's gradient: parts into memory full of NaN, added up."""
     import torch
 
-    from ipex_inductor.ops.conv_weight import ALONE
-    from ipex_inductor.ops.stem import from_matrix, runs, sides
+    from ipex_inductor.ops.conv.conv_weight import ALONE
+    from ipex_inductor.ops.conv.geometry import sides
+    from ipex_inductor.ops.conv.small_channel import from_matrix, runs
     from ipex_inductor.templates.build.gpu import _module
 
     dtype, weight = getattr(torch, case["dtype"]), case["weight"]

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from ipex_inductor.ops import epilogue
-from ipex_inductor.ops.sycl import Window
+from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.conv.sycl import Window
 
 # Rows (of any dimensions), terms, columns: of nets, of tiles and one beside, primes, 1, and none.
 LINEAR = [

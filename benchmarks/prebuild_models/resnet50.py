@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ipex_inductor.cli.demo_models import load
+from ipex_inductor.cli.demo.models import load
 
 
 def make() -> tuple[Any, tuple[Any, ...]]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ipex_inductor.cli.demo_models import Device
+from ipex_inductor.cli.demo.models import Device
 from ipex_inductor.cli.model_options import (
     AsJson,
     Batch,

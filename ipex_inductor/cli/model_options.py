@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ipex_inductor.cli.demo_models import MODELS, Device, Dtype, check_name, load
+from ipex_inductor.cli.demo.models import MODELS, Device, Dtype, check_name, load
 
 if TYPE_CHECKING:
     import torch

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from keyword import iskeyword
 from typing import Any
 
 import typer
@@ -13,16 +14,16 @@ from ipex_inductor.errors import IpexError
 class Verbs(TyperGroup):
     """Group that lists every verb from a table and imports only the one that is called.
 
-    A verb is the function, or the group, of its own name in the module of that name; the names of
-    verbs in a nested group carry the group's name as a prefix.
+    The verb `ipex-inductor a b` is the function or the group `a_b` of the module `cli.a.b`, or of
+    `cli.a.b.b` where `cli.a.b` is a folder. The module of a verb that is a keyword ends with `_`.
     """
 
-    prefix = ""
+    path: tuple[str, ...] = ()  # words of the command in front of the verb
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the verb's name stands for in the table."""
         name, listed, rest = super().resolve_command(ctx, args)
-        return name, listed and _load(str(name), self.prefix), rest
+        return name, listed and _load((*self.path, str(name))), rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; print an error of ours as one line, without a traceback."""
@@ -42,13 +43,22 @@ def table(group: typer.Typer, verbs: Mapping[str, str]) -> None:
         group.command(verb, short_help=line)(_show_in_help)
 
 
-def _load(verb: str, prefix: str) -> Any:
-    module = importlib.import_module(f"ipex_inductor.cli.{prefix}{verb}")
-    command = getattr(module, f"{prefix}{verb}")
+def find_verb(path: tuple[str, ...]) -> Any:
+    """Import the function or group of the command of these words: `("cache", "trust", "add")`."""
+    *groups, verb = (f"{word}_" if iskeyword(word) else word for word in path)
+    module = importlib.import_module(".".join(["ipex_inductor.cli", *groups, verb]))
+    if hasattr(module, "__path__"):
+        module = importlib.import_module(f"{module.__name__}.{verb}")
+    return getattr(module, "_".join(path))
+
+
+def _load(path: tuple[str, ...]) -> Any:
+    """Return the Click command of these words."""
+    command = find_verb(path)
     if isinstance(command, typer.Typer):
         return typer.main.get_command(command)
     single = typer.Typer(add_completion=False)
-    single.command(verb)(command)
+    single.command(path[-1])(command)
     return typer.main.get_command(single)
 
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import default_store, graphs, workroom
+from ipex_inductor.aot_cache import default_store
 from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.env_fingerprint import environment, triton_settings
+from ipex_inductor.aot_cache.graph_files import graphs, workroom
 from ipex_inductor.aot_cache.key import Key, Pairs, pairs
 from ipex_inductor.aot_cache.toolkit import ONEDNN, compiler, compiler_identity, version_of
 from ipex_inductor.compiler import timed_kernels

@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import default_store, workroom
+from ipex_inductor.aot_cache import default_store
 from ipex_inductor.aot_cache.env_fingerprint import environment
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.aot_cache.key import Key, pairs
 from ipex_inductor.aot_cache.toolkit import compiler_identity
 from ipex_inductor.target.device import architecture, instructions

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from ipex_inductor import compat
 from ipex_inductor.aot_cache.cache_root import RECORDS, home
 from ipex_inductor.aot_cache.digest import digest_fields, source_digest
-from ipex_inductor.aot_cache.graphs import KIND
+from ipex_inductor.aot_cache.graph_files.graphs import KIND
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.compiler import graph_cache
 from ipex_inductor.config import CompileConfig

@@ -4,54 +4,60 @@ Importing this package registers them with torch. Only graphs that this backend'
 contain one; plain Inductor never meets them.
 """
 
-from ipex_inductor.ops import (
-    blocked,
-    cat,
+from ipex_inductor.ops.attention import (
+    short_attention,
+)
+from ipex_inductor.ops.conv import (
+    batch_norm_relu,
     conv,
     conv_weight,
     cudnn,
     depthwise,
-    few_rows,
-    foreach,
     fprop,
-    gated,
     grouped,
-    linear,
-    moments,
     pool,
-    preactivated,
-    products,
-    relu_masks,
-    short_attention,
-    shortcut,
-    stem,
-    stem_pool,
+    residual,
+    small_channel,
+    small_channel_pool,
     sycl,
     winograd,
 )
+from ipex_inductor.ops.gemm import (
+    blocked,
+    glu,
+    linear,
+    products,
+    skinny,
+)
+from ipex_inductor.ops.pointwise import (
+    cat,
+    foreach,
+    moments,
+    relu_masks,
+)
 
 __all__ = [
+    "batch_norm_relu",
     "blocked",
     "cat",
     "conv",
     "conv_weight",
     "cudnn",
     "depthwise",
-    "few_rows",
     "foreach",
     "fprop",
-    "gated",
+    "glu",
     "grouped",
     "linear",
     "moments",
     "pool",
-    "preactivated",
     "products",
     "relu_masks",
+    "residual",
     "short_attention",
-    "shortcut",
-    "stem",
-    "stem_pool",
+    "skinny",
+    "small_channel",
+    "small_channel_pool",
     "sycl",
     "winograd",
 ]

@@ -6,10 +6,10 @@ low precision, which loses small differences. State dicts hold fp32, so average 
 `twin.load_state_dict(model.state_dict()); averaged.update_parameters(twin)`.
 """
 
-from ipex_inductor.optim._lamb import Lamb
-from ipex_inductor.optim._lars import Lars, create_optimizer_lars
 from ipex_inductor.optim.fused import FusedStep, fuse_step
 from ipex_inductor.optim.masters import attach_master_weights, cast_for_inference
+from ipex_inductor.optim.optimizers._lamb import Lamb
+from ipex_inductor.optim.optimizers._lars import Lars, create_optimizer_lars
 from ipex_inductor.optim.scaler import GradScaler
 from ipex_inductor.optim.tables import FUSED_OPTIMIZERS, SPLIT_OPTIMIZERS
 

@@ -13,9 +13,9 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.launch_groups import UNSCALED, Scale
-from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch
-from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim.launching.launch_groups import UNSCALED, Scale
+from ipex_inductor.optim.launching.launch_groups_cuda import CountingBatch, CudaBatch
+from ipex_inductor.optim.launching.launch_groups_sycl import SyclBatch
 from ipex_inductor.optim.norms import Clip, get_deferred, read_of
 from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.plan_replay import (

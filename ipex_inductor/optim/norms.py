@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.launch_groups import Scalars
+from ipex_inductor.optim.launching.launch_groups import Scalars
 from ipex_inductor.optim.operands import REALS
 from ipex_inductor.optim.plan_replay import capturing
 from ipex_inductor.optim.shards import is_sharded

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ipex_inductor.optim.launch_groups import Batch, Scale
-from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch
-from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim.launching.launch_groups import Batch, Scale
+from ipex_inductor.optim.launching.launch_groups_cuda import CountingBatch, CudaBatch
+from ipex_inductor.optim.launching.launch_groups_sycl import SyclBatch
 from ipex_inductor.optim.sharded_norms import Key, Shares
 from ipex_inductor.templates.tensor_reader.look_cpp import bump
 

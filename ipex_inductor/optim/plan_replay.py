@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim.alias_check import overlapping
-from ipex_inductor.optim.launch_groups import UNSCALED
+from ipex_inductor.optim.launching.launch_groups import UNSCALED
 from ipex_inductor.optim.operands import LeftError
 from ipex_inductor.optim.plan import Plan, next_numbers, numbers_of, run
 from ipex_inductor.optim.planning import plan

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from ipex_inductor.optim.alias_check import overlapping
-from ipex_inductor.optim.launch_groups import Batch
-from ipex_inductor.optim.launch_groups_cpu import CpuBatch
-from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch, rate_on
-from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim.launching.launch_groups import Batch
+from ipex_inductor.optim.launching.launch_groups_cpu import CpuBatch
+from ipex_inductor.optim.launching.launch_groups_cuda import CountingBatch, CudaBatch, rate_on
+from ipex_inductor.optim.launching.launch_groups_sycl import SyclBatch
 from ipex_inductor.optim.operands import (
     NAMES,
     REALS,

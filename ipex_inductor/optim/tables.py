@@ -2,8 +2,8 @@
 
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from ipex_inductor.optim._lamb import Lamb
-from ipex_inductor.optim._lars import Lars
+from ipex_inductor.optim.optimizers._lamb import Lamb
+from ipex_inductor.optim.optimizers._lars import Lars
 
 # These update every parameter independently, in one pass, so chunks can be joined and split.
 SPLIT_OPTIMIZERS: frozenset[type[Optimizer]] = frozenset({SGD, Adagrad, Adam, AdamW, Lamb, Lars})

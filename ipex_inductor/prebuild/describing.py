@@ -31,7 +31,7 @@ FIRST = (
 REMEMBERING = (
     "ipex_inductor.lowerings.problem.selector_hook",
     "ipex_inductor.lowerings.optimizer.step_cuda",
-    "ipex_inductor.optim.launch_groups_cuda",
+    "ipex_inductor.optim.launching.launch_groups_cuda",
     "ipex_inductor.optim.norms",
     "ipex_inductor.templates.tensor_reader.look_cpp",
     "torch._inductor.codecache.CacheBase",

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import default_store, packing
+from ipex_inductor.aot_cache import default_store
+from ipex_inductor.aot_cache.bundling import packing
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
 from ipex_inductor.aot_cache.key import Key

@@ -20,10 +20,12 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import default_store, kernels, packing, toolkit, workroom
+from ipex_inductor.aot_cache import default_store, kernels, toolkit
+from ipex_inductor.aot_cache.bundling import packing
 from ipex_inductor.aot_cache.digest import frame_fields
 from ipex_inductor.aot_cache.entry import Entry
-from ipex_inductor.aot_cache.graphs import GraphFiles
+from ipex_inductor.aot_cache.graph_files import workroom
+from ipex_inductor.aot_cache.graph_files.graphs import GraphFiles
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import compile_graph

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import key as keys
-from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
 from ipex_inductor.aot_cache.digest import unframe_fields
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.errors import ArgumentError, BundleError, IpexError, PackageError
 from ipex_inductor.prebuild.package import (
     CODE,

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import FUSED_OPTIMIZERS, kernels, launch_groups_cuda, norms
+from ipex_inductor.optim import FUSED_OPTIMIZERS, kernels, norms
+from ipex_inductor.optim.launching import launch_groups_cuda
 from ipex_inductor.optim.planning import list_kernels
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates.build.cpp import ship

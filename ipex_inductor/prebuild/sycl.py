@@ -160,7 +160,7 @@ def _libraries(steps: bool) -> dict[Key, Entry]:
 
 
 def _of_step(optimizer: Optimizer, scaler: bool) -> dict[Source, str]:
-    """Return the sources of a fused step's kernels, as `optim/launch_groups_sycl.py` requests them.
+    """Return the sources of a fused step's kernels as a launch requests them.
 
     Gradients have their parameters' dtypes. Norms of Lamb and Lars are kernels of each step's
     source; clipping and unscaling of gradients are numbers passed to it. The norm used for clipping

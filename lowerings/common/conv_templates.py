@@ -28,9 +28,10 @@ from ipex_inductor.lowerings.common.templated import (
     why_no_product,
 )
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
-from ipex_inductor.ops.depthwise import taps
-from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.ops.stem import image_of, rows_of, runs, sides, to_matrix
+from ipex_inductor.ops.conv.depthwise import taps
+from ipex_inductor.ops.conv.geometry import image_of, rows_of, sides
+from ipex_inductor.ops.conv.grouped import Blocks
+from ipex_inductor.ops.conv.small_channel import runs, to_matrix
 from ipex_inductor.templates.triton import (
     conv_depthwise,
     conv_grouped,

@@ -14,7 +14,8 @@ from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.common.calls import Call
-from ipex_inductor.ops import epilogue, gelu
+from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.pointwise import gelu
 from ipex_inductor.target import device as target
 
 Grid = Callable[..., tuple[Any, ...]]

@@ -29,7 +29,7 @@ from ipex_inductor.lowerings.common.templated import (
 )
 from ipex_inductor.lowerings.conv import conv
 from ipex_inductor.lowerings.problem.workload import operands_by_name
-from ipex_inductor.ops import preactivated as op
+from ipex_inductor.ops.conv import batch_norm_relu as op
 from ipex_inductor.templates.triton import batch_norm_relu
 from ipex_inductor.templates.triton.batch_norm_relu import Tile
 

@@ -8,7 +8,7 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, without_gaps
-from ipex_inductor.ops.kept import Geometry
+from ipex_inductor.ops.conv.cached_primitives import Geometry
 from ipex_inductor.templates.cpu import cached_primitives
 
 NAME = "ipex_kept"  # in generated code

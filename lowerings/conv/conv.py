@@ -24,10 +24,10 @@ from ipex_inductor.lowerings.common.onednn import OneDnnCall
 from ipex_inductor.lowerings.conv import conv_many
 from ipex_inductor.lowerings.gemm import persistent, software_pipelined, weight_stationary
 from ipex_inductor.lowerings.problem.workload import operands_by_name
-from ipex_inductor.ops import epilogue
-from ipex_inductor.ops.conv import reference
-from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.stem import image_of, rows_of
+from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.conv.conv import reference
+from ipex_inductor.ops.conv.geometry import image_of, rows_of
 from ipex_inductor.templates.cpu.cached_primitives import KEPT_CONV
 from ipex_inductor.templates.triton.software_pipelined import VECTOR
 

@@ -33,8 +33,8 @@ from ipex_inductor.lowerings.common.templated import (
 )
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import operands_by_name
-from ipex_inductor.ops.fprop import rows_of_weight
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.fprop import rows_of_weight
+from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.templates.triton import conv_fprop, conv_tma, weight_stationary
 
 Tile = conv_fprop.Tile | conv_tma.Tile

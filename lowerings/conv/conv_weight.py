@@ -17,8 +17,8 @@ from ipex_inductor.lowerings.common.conv_templates import FEW_CHANNELS, NO_TF32,
 from ipex_inductor.lowerings.common.templated import calls, dense, facts, node, template
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
-from ipex_inductor.ops.conv_weight import reference
-from ipex_inductor.ops.stem import Runs, from_matrix, runs
+from ipex_inductor.ops.conv.conv_weight import reference
+from ipex_inductor.ops.conv.small_channel import Runs, from_matrix, runs
 from ipex_inductor.templates.triton import conv_small_channel_weight
 from ipex_inductor.templates.triton.conv_small_channel_weight import Tile
 

@@ -8,7 +8,7 @@ from torch._inductor.lowering import empty_strided, register_lowering
 
 from ipex_inductor.lowerings.common.conv_templates import in_blocks, ints
 from ipex_inductor.lowerings.common.templated import dense, node, template
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.templates.triton import pool
 
 STAGES = 2  # The kernels have no loop to pipeline.

@@ -29,8 +29,9 @@ from ipex_inductor.lowerings.common.conv_templates import (
 from ipex_inductor.lowerings.common.templated import calls, dense, node, template
 from ipex_inductor.lowerings.conv import conv
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
-from ipex_inductor.ops.stem import image_of, runs, sides
-from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
+from ipex_inductor.ops.conv.geometry import image_of, sides
+from ipex_inductor.ops.conv.small_channel import runs
+from ipex_inductor.ops.conv.small_channel_pool import AROUND, STEP, WINDOW
 from ipex_inductor.templates.triton import conv_small_channel_pool
 from ipex_inductor.templates.triton.conv_small_channel_pool import Tile
 

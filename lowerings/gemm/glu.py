@@ -26,7 +26,7 @@ from ipex_inductor.lowerings.common.templated import (
 from ipex_inductor.lowerings.gemm.rows import rows_of_layer, sizes, why_no_layer, why_too_small
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import operands_by_name
-from ipex_inductor.ops.gated import reference
+from ipex_inductor.ops.gemm.glu import reference
 from ipex_inductor.templates.triton import glu
 from ipex_inductor.templates.triton.glu import Tile
 from ipex_inductor.templates.triton.persistent import FEWEST, VECTOR

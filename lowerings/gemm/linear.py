@@ -20,9 +20,9 @@ from ipex_inductor.lowerings.common.calls import (
 from ipex_inductor.lowerings.common.onednn import OneDnnCall
 from ipex_inductor.lowerings.gemm import persistent, skinny, software_pipelined, weight_stationary
 from ipex_inductor.lowerings.problem.workload import operands_by_name
-from ipex_inductor.ops import epilogue
-from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.linear import reference
+from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.gemm.linear import reference
 from ipex_inductor.templates.triton.software_pipelined import VECTOR
 
 

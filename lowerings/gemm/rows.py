@@ -29,7 +29,7 @@ from ipex_inductor.lowerings.common.templated import (
     template,
 )
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
-from ipex_inductor.ops.stem import rows_of
+from ipex_inductor.ops.conv.geometry import rows_of
 
 
 def products(

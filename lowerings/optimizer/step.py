@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ipex_inductor.lowerings.optimizer.step_cuda import CudaKernel
 from ipex_inductor.lowerings.optimizer.step_rows import Rows
-from ipex_inductor.ops.update import Held, Program, Row, Update
+from ipex_inductor.ops.optimizer.update import Held, Program, Row, Update
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.optimizer.step import update_source
 from ipex_inductor.templates.optimizer.step_cpp import function_of, is_dense

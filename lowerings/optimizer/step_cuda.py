@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.lowerings.optimizer.step_rows import bits
-from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.ops.optimizer.update import Held, Row, Update
 from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.step_cuda import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ipex_inductor.ops.update import Held, Row
+from ipex_inductor.ops.optimizer.update import Held, Row
 from ipex_inductor.templates.optimizer.step_cpp import CHUNK, Table
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.lowerings.optimizer.step_rows import Rows, bits
-from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.ops.optimizer.update import Held, Row, Update
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.sycl.step import CHUNK, Sent, update_of
 

@@ -21,6 +21,7 @@ from ipex_inductor.aot_cache import cache_root
 from ipex_inductor.autotune import own
 from ipex_inductor.autotune.child import SPENT, Child, Refused, Tuned
 from ipex_inductor.autotune.database import Shard
+from ipex_inductor.autotune.foreign.told import microseconds
 from ipex_inductor.autotune.record import Outcome, Problem, Record, encode
 from ipex_inductor.autotune.select import (
     Selection,
@@ -33,7 +34,6 @@ from ipex_inductor.autotune.select import (
     select_by_stand_in,
     table_of,
 )
-from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings.problem.provenance import provenance_of
 from ipex_inductor.lowerings.problem.selector_hook import Heard, Offer, arch_of
 from ipex_inductor.lowerings.select import competing_templates, peaks, prefilter

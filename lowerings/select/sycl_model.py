@@ -14,7 +14,7 @@ from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.common.calls import Call
 from ipex_inductor.lowerings.common.sycl import PRODUCT, arch_of
 from ipex_inductor.lowerings.problem.workload import operands_by_name
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.target.device import Target, find_target
 from ipex_inductor.templates.sycl.kernel import DTYPES
 from ipex_inductor.templates.sycl.tiles import Tile, tiles

@@ -19,11 +19,11 @@ from torch import Tensor
 from ipex_inductor import compat
 from ipex_inductor.autotune import child, measure, timers
 from ipex_inductor.autotune.cost import Model
+from ipex_inductor.autotune.foreign.told import microseconds
 from ipex_inductor.autotune.measure import Candidate, Judge, Round, Run, Runner
 from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, Timing, encode
 from ipex_inductor.autotune.select import cost_model
-from ipex_inductor.autotune.told import microseconds
 from ipex_inductor.lowerings.problem import settings
 from ipex_inductor.lowerings.problem.provenance import provenance_of
 from ipex_inductor.lowerings.problem.selector_hook import Choosing, Offer, choosing

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.aot_cache.toolkit import ONEDNN, version_of
-from ipex_inductor.ops.defining import op
-from ipex_inductor.ops.kept import Geometry, reference
+from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.conv.cached_primitives import Geometry, reference
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.templates.build.cpp import NotBuiltError, load
 
@@ -299,14 +299,15 @@ def kept_conv(
     scalars: list[float],
     tag: int,
 ) -> Tensor:
-    """Return `unary(convolution(x, weight, bias) + other, *scalars)`; see `ops/epilogue.py`.
+    """Return `unary(convolution(x, weight, bias) + other, *scalars)`; see `ops/common/epilogue.py`.
 
     Args:
         x: the activation [B, C, H, W], channels-last.
         arranged: the weight in oneDNN's layout `tag`.
         bias: [O], or None.
         other: the addend, as the result, or None.
-        geometry: the numbers of `ops/kept.py`, which say if there are a bias and an addend.
+        geometry: the numbers of `ops/conv/cached_primitives.py`; they say if there are a bias and
+            an addend.
         unary: the unary operation.
         scalars: the scalars of the unary operation.
         tag: the layout of the weight.

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from ipex_inductor.ops.update import Update
+from ipex_inductor.ops.optimizer.update import Update
 from ipex_inductor.templates.optimizer.formulas import FORMULAS, Formula
 
 C_TYPES = {

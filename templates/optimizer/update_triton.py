@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from textwrap import indent
 
-from ipex_inductor.ops.update import Update
+from ipex_inductor.ops.optimizer.update import Update
 from ipex_inductor.templates.optimizer.step import assignments
 from ipex_inductor.templates.optimizer.step_triton import SIXTEEN_BITS, TYPES, head, of_chunk, words
 

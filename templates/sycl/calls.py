@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import DeviceError, SyclError
-from ipex_inductor.ops.sycl import (
+from ipex_inductor.ops.conv.sycl import (
     Window,
     conv_in_torch,
     linear_in_torch,

@@ -1,6 +1,6 @@
 """The inner loop of GEMMs on pairs of bf16, in the assembly of CPUs with AVX-512 bf16."""
 
-from ipex_inductor.ops.sycl import COLUMNS, WORD
+from ipex_inductor.ops.conv.sycl import COLUMNS, WORD
 from ipex_inductor.templates.sycl.tiles import Tile
 
 VECTOR = 64  # bytes

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.ops.stem import sides
-from ipex_inductor.ops.sycl import Window
+from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.ops.conv.sycl import Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
 from ipex_inductor.templates.sycl.kernel import constants, head, options, part, types

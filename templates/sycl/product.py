@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.ops.stem import sides
-from ipex_inductor.ops.sycl import COLUMNS, RUN, WORD, Window
+from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.ops.conv.sycl import COLUMNS, RUN, WORD, Window
 from ipex_inductor.templates.sycl import dots, words
 from ipex_inductor.templates.sycl.device import Device
 from ipex_inductor.templates.sycl.kernel import (
@@ -32,7 +32,9 @@ GEOMETRY = {"rows": ("i64",), "window": ("i32",) * 12}  # how rows are gathered
 
 @dataclass(frozen=True)
 class Epilogue:
-    """Operations on the sums, after a bias: `unary(binary(sum, other))`, of `ops/epilogue.py`.
+    """Operations on the sums, after a bias: `unary(binary(sum, other))`.
+
+    Their names are those of `ops/common/epilogue.py`.
 
     `gated`: `unary(sum) * second`, with a second GEMM of equal rows (GLU).
     """

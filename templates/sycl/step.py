@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.errors import DeviceError, SyclError
-from ipex_inductor.ops.update import Update
+from ipex_inductor.ops.optimizer.update import Update
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.optimizer.step import (
     StepKernel,

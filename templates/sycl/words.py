@@ -1,4 +1,4 @@
-"""The operations of `ops/epilogue.py` in C++: on a float `x`, with up to two scalars."""
+"""The operations of `ops/common/epilogue.py` in C++: on a float `x`, with up to two scalars."""
 
 from collections.abc import Sequence
 
@@ -48,6 +48,8 @@ def scalars(unary: str, given: Sequence[float]) -> tuple[float, float]:
     defaults = USUAL.get(unary, ())
     count = max(len(defaults), unary == "pow")
     if len(given) > count or (unary == "pow" and not given):
-        raise ArgumentError(f"{count} scalars of {unary}", f"{[*given]}", "See ops/epilogue.py.")
+        raise ArgumentError(
+            f"{count} scalars of {unary}", f"{[*given]}", "See ops/common/epilogue.py."
+        )
     first, second = (*given, *defaults[len(given) :], 0.0, 0.0)[:2]
     return first, second

@@ -1,16 +1,16 @@
 """Triton template of a grouped convolution with several channels a group: a GEMM for each tap.
 
 A block of the result covers as many groups as fit into it; its weight has zeros where a channel
-meets another group's (`ops/grouped.py`). So each tap is a small GEMM on tensor cores. If a channel
-is infinite, zeros make NaN of it: then the block is computed again, group by group.
+meets another group's (`ops/conv/grouped.py`). So each tap is a small GEMM on tensor cores. If a
+channel is infinite, zeros make NaN of it: then the block is computed again, group by group.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.ops.conv.grouped import Blocks
 from ipex_inductor.templates.triton.geometry import geometry
 
 # Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.

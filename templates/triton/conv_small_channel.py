@@ -1,4 +1,5 @@
-"""Triton template of a small-channel convolution: the GEMM of `ops/stem.py`, gathered as it goes.
+"""Triton template of a small-channel convolution: the GEMM of `ops/conv/small_channel.py`, gathered
+as it goes.
 
 On an image of three channels a kernel of 7 x 7 has K = 147, which padded to 160 is five steps of a
 GEMM. Runs of adjacent elements begin at even places, so that a load takes two of them or more.
@@ -10,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.stem import TERMS, Runs, runs, sides
+from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.ops.conv.small_channel import TERMS, Runs, runs
 
 # Rendered with Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE), or with the hooks of a
 # caller that renders it alone.

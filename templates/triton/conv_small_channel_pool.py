@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.stem import sides
-from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
+from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.ops.conv.small_channel_pool import AROUND, STEP, WINDOW
 from ipex_inductor.templates.triton import conv_small_channel
 
 # Rendered with Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE), or with the hooks of a

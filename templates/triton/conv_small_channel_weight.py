@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.stem import Runs, runs
+from ipex_inductor.ops.conv.small_channel import Runs, runs
 from ipex_inductor.templates.triton.conv_small_channel import NARROWEST, WIDEST, gathering
 
 NAME = "ipex.triton.stem_weight"

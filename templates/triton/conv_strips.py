@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.templates.triton.geometry import geometry
 
 # Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.

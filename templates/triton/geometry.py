@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.geometry import sides
 
 
 def geometry(

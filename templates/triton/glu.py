@@ -7,13 +7,13 @@ loaded, and one block is written: the activation of one GEMM, times the other.
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.gelu import CLAMP, MILLS
+from ipex_inductor.ops.pointwise.gelu import CLAMP, MILLS
 from ipex_inductor.templates.triton import persistent
 
 NAME = "ipex.triton.gated"
 
 # Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-# Activations are those of `ops/gelu.py`.
+# Activations are those of `ops/pointwise/gelu.py`.
 SOURCE = """\
 {%- if BIASED %}{{def_kernel("X", "G", "W", "GATE_BIAS", "BIAS")}}
 {%- else %}{{def_kernel("X", "G", "W")}}{% endif %}

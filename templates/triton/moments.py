@@ -10,7 +10,7 @@ the kernel that adds them up.
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.ops.moments import SAMPLES, sample_distance
+from ipex_inductor.ops.pointwise.moments import SAMPLES, sample_distance
 
 # Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 SOURCE = """\

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor.cli import demo_models
+from ipex_inductor.cli.demo import models as demo_models
 from ipex_inductor.ipex_api import compat_ipex
 from ipex_inductor.ipex_api.math_mode import FP32MathMode
 

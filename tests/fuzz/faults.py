@@ -109,6 +109,7 @@ ATTENTION = "passes.attention.attention:"
 SCORES = "passes.attention.scores:"
 LINEAR = "passes.fusion.linear:"
 CONV = "passes.fusion.conv:"
+CONV_OP = "ops.conv.conv:reference"
 
 FAULTS = (
     # Batch norm folding: the arithmetic
@@ -190,13 +191,13 @@ FAULTS = (
     Fault("other users ignored", FOLDING + "_other_users", "len(node.users) != 1", "False"),
     Fault(
         "any dimension is the channels",
-        FOLDING + "_misaligned",
+        FOLDING + "_why_misaligned",
         'return f"dimension 1',
         'return None and f"dimension 1',
     ),
     Fault(
         "rows need not be the same",
-        FOLDING + "_misaligned",
+        FOLDING + "_why_misaligned",
         "statically_known_true(normed[0] == product[0]) and ",
         "",
     ),
@@ -253,117 +254,119 @@ FAULTS = (
     # Rules: replacements
     Fault(
         "relu for hardtanh",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"hardtanh": "relu"}.get(unary, unary),',
     ),
     Fault(
         "gelu for gelu_tanh",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"gelu_tanh": "gelu"}.get(unary, unary),',
     ),
     Fault(
         "gelu_tanh for gelu",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"gelu": "gelu_tanh"}.get(unary, unary),',
     ),
     Fault(
         "hardswish for silu",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"silu": "hardswish"}.get(unary, unary),',
     ),
     Fault(
         "silu for hardswish",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"hardswish": "silu"}.get(unary, unary),',
     ),
     Fault(
         "sigmoid for hardsigmoid",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"hardsigmoid": "sigmoid"}.get(unary, unary),',
     ),
     Fault(
         "abs for relu",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"relu": "abs"}.get(unary, unary),',
     ),
     Fault(
         "square for abs",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, {"abs": "square"}.get(unary, unary),',
     ),
     Fault(
         "activation behind an addend lost",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         'binary, unary if other is None else "none",',
     ),
-    Fault("addend lost", EPILOGUE + "_fused", "binary, unary,", '"none", unary,'),
+    Fault("addend lost", EPILOGUE + "_build_arguments", "binary, unary,", '"none", unary,'),
     Fault(
         "sub for add",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         '{"add": "sub"}.get(binary, binary), unary,',
     ),
     Fault(
         "add for mul",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         '{"mul": "add"}.get(binary, binary), unary,',
     ),
     Fault(
         "add for sub",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "binary, unary,",
         '{"sub": "add"}.get(binary, binary), unary,',
     ),
-    Fault("scalars lost", EPILOGUE + "_fused", "[float(scalar) for scalar in scalars]", "[]"),
+    Fault(
+        "scalars lost", EPILOGUE + "_build_arguments", "[float(scalar) for scalar in scalars]", "[]"
+    ),
     Fault(
         "scalars rounded",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "[float(scalar) for scalar in scalars]",
         "[float(round(scalar)) for scalar in scalars]",
     ),
     Fault(
         "bias lost in a rule",
-        EPILOGUE + "_fused",
+        EPILOGUE + "_build_arguments",
         "**arguments)",
         '**{**arguments, "bias": None})',
     ),
     # Our ops
     Fault(
         "activation before the addend",
-        "ops.epilogue:apply",
+        "ops.common.epilogue:apply",
         "UNARY[unary].fn(BINARY[binary](product, other), *scalars)",
         "BINARY[binary](UNARY[unary].fn(product, *scalars), other)",
     ),
     Fault(
         "addend first",
-        "ops.epilogue:apply",
+        "ops.common.epilogue:apply",
         "fn(BINARY[binary](product, other)",
         'fn(BINARY[binary](*((product, other) if binary == "none" else (other, product)))',
     ),
     Fault(
         "dilation ignored",
-        "ops.conv:reference",
+        CONV_OP,
         "(stride, padding, dilation, transposed",
         "(stride, padding, [1] * len(dilation), transposed",
     ),
     Fault(
         "stride and dilation swapped",
-        "ops.conv:reference",
+        CONV_OP,
         "window = (stride, padding, dilation,",
         "window = (dilation, padding, stride,",
     ),
-    Fault("axes swapped", "ops.conv:reference", "window = (stride,", "window = (stride[::-1],"),
-    Fault("groups ignored", "ops.conv:reference", "output_padding, groups)", "output_padding, 1)"),
+    Fault("axes swapped", CONV_OP, "window = (stride,", "window = (stride[::-1],"),
+    Fault("groups ignored", CONV_OP, "output_padding, groups)", "output_padding, 1)"),
     # Linear layers on one input
     Fault("shares swapped", SHARED + "_join", "zip(group, shares", "zip(reversed(group), shares"),
     Fault("biases swapped", SHARED + "_product", "torch.cat(biases)", "torch.cat(biases[::-1])"),
@@ -377,14 +380,14 @@ FAULTS = (
     Fault("scale squared", ATTENTION + "_rewrite", "scale=scores.scale", "scale=scores.scale**2"),
     Fault(
         "scale of the query dropped",
-        SCORES + "_queried",
+        SCORES + "_read_query",
         "Scores(q, product.b, scale)",
         "Scores(q, product.b)",
     ),
     Fault("a quotient is a product", SCORES + "_times", "scale / factor if", "scale * factor if"),
     Fault(
         "scales of masks too",
-        SCORES + "_scaled",
+        SCORES + "_read_scale",
         "if scores.tensors",
         "if False",
     ),
@@ -433,11 +436,11 @@ FAULTS = (
     Fault("the other side filled", SCORES + "_fill", "low) if keeps", "low) if not keeps"),
     Fault(
         "a filled mask is turned over",
-        SCORES + "_chosen",
+        SCORES + "_read_where",
         "keeps = branches[1] is fill",
         "keeps = branches[0] is fill",
     ),
-    Fault("fills that are not lost", SCORES + "_chosen", "elif low > LOST", "elif False"),
+    Fault("fills that are not lost", SCORES + "_read_where", "elif low > LOST", "elif False"),
     Fault(
         "a row masked whole",
         SCORES + "_check_rows",
@@ -456,7 +459,7 @@ FAULTS = (
         'raise Refused("masked scores become -inf, and a row may',
         'return None and Refused("masked scores become -inf, and a row may',
     ),
-    Fault("addends of any scale", SCORES + "_added", "if node.kwargs", "if False"),
+    Fault("addends of any scale", SCORES + "_read_add", "if node.kwargs", "if False"),
     Fault(
         "softmax over any dimension",
         SCORES + "attention_of",
@@ -466,44 +469,44 @@ FAULTS = (
     # Gated linear layers
     Fault(
         "gate and value swapped",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         "opened = linear",
         "gate, gate_bias, weight, bias = weight, bias, gate, gate_bias\n    opened = linear",
     ),
     Fault(
         "weights of gate and value swapped",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         "opened = linear",
         "gate, weight = weight, gate\n    opened = linear",
     ),
     Fault(
         "biases of gate and value swapped",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         "opened = linear",
         "gate_bias, bias = bias, gate_bias\n    opened = linear",
     ),
     Fault(
         "gate without activation",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         '"none", unary, []',
         '"none", str(unary and "none"), []',
     ),
     Fault(
         "activation behind the gate",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         'opened, "mul", "none"',
         'linear(x, gate, gate_bias, None, "none", "none", [], False), "mul", unary',
     ),
-    Fault("gate added", LINEAR + "_gated.replacement", '"mul"', '"add"'),
+    Fault("gate added", LINEAR + "_gate_rule.replacement", '"mul"', '"add"'),
     Fault(
         "gate's bias lost",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         "gate, gate_bias",
         "gate, None and gate_bias",
     ),
     Fault(
         "value's bias lost",
-        LINEAR + "_gated.replacement",
+        LINEAR + "_gate_rule.replacement",
         "weight, bias, opened",
         "weight, None, opened",
     ),

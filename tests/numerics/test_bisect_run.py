@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from typer.testing import CliRunner
 
-from ipex_inductor.cli import app, bisect_runs
-from ipex_inductor.cli.bisect_runs import PARTS, PROLOGUE, Trial
-from ipex_inductor.cli.bisect_search import REST, search
+from ipex_inductor.cli import app
+from ipex_inductor.cli.bisect import trials
+from ipex_inductor.cli.bisect.search import REST, search
+from ipex_inductor.cli.bisect.trials import PARTS, PROLOGUE, Trial
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.weights.program import Program
 
@@ -179,15 +180,15 @@ DIFFERENT = {
 def test_a_difference_is_named(name):
     got, said = DIFFERENT[name]
     eager, truth = torch.ones(8), torch.ones(8).double()
-    assert said in bisect_runs.difference({"y": eager}, {"y": got}, {"y": truth})
+    assert said in trials.difference({"y": eager}, {"y": got}, {"y": truth})
 
 
 def test_rounding_is_no_difference():
     truth = torch.randn(1000).double()
     eager = truth.bfloat16()
-    assert bisect_runs.difference(eager, eager + eager * 2**-8, truth) is None
+    assert trials.difference(eager, eager + eager * 2**-8, truth) is None
     both = torch.tensor([1.0, torch.nan])
-    assert bisect_runs.difference(both, both.clone(), both.double()) is None
+    assert trials.difference(both, both.clone(), both.double()) is None
 
 
 MODEL = """

@@ -25,7 +25,7 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
 from ipex_inductor.lowerings.conv import cached_primitives
-from ipex_inductor.ops.blocked import blocked_gemm as op
+from ipex_inductor.ops.gemm.blocked import blocked_gemm as op
 from ipex_inductor.passes.attention import short_attention as short_attention_choice
 from ipex_inductor.passes.weights import blocked as choice
 from ipex_inductor.passes.weights import prologue
@@ -159,7 +159,7 @@ def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> No
 
 def choice_of(unary: str):  # type: ignore[no-untyped-def]
     """What the word means, in torch's functions."""
-    from ipex_inductor.ops.epilogue import UNARY
+    from ipex_inductor.ops.common.epilogue import UNARY
 
     return UNARY[unary].fn
 

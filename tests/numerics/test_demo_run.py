@@ -13,7 +13,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from ipex_inductor.cli import app, demo, demo_measure, demo_models
+from ipex_inductor.cli import app
+from ipex_inductor.cli.demo import demo, measure, models
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,9 +95,9 @@ def test_small_model_by_eager_and_ipex(folders, monkeypatch):
 @pytest.fixture(scope="module")
 def resnet():
     pytest.importorskip("transformers")
-    model, inputs = demo_models.load("resnet50", "bf16", 1, "cpu")
+    model, inputs = models.load("resnet50", "bf16", 1, "cpu")
     with torch.no_grad():
-        truth = demo_measure._first_tensor(demo_measure.fp64_output(model, inputs))
+        truth = measure._first_tensor(measure.fp64_output(model, inputs))
         return model, inputs, model(*inputs).logits, truth
 
 
@@ -116,5 +117,5 @@ def test_one_wrong_batch_norm_of_resnet_is_seen(resnet, layer, lost):
     getattr(norms[layer], lost).data.zero_()
     with torch.no_grad():
         outputs = {"eager": [eager], "broken": [broken(*inputs).logits]}
-    verdicts = demo_measure.check(outputs, truth)
+    verdicts = measure.check(outputs, truth)
     assert {name: v["correct"] for name, v in verdicts.items()} == {"eager": True, "broken": False}

@@ -14,7 +14,7 @@ from torch import nn
 from ipex_inductor import compat
 from ipex_inductor.compiler import graph_cache, inner_compile, request
 from ipex_inductor.lowerings.conv import cached_primitives as lowering
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.passes.weights import cached_primitives as taken
 from ipex_inductor.passes.weights import winograd
 from ipex_inductor.passes.weights.packing import onednn_dtypes

@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import derived_memory
-from ipex_inductor.ops.grouped import Blocks
+from ipex_inductor.ops.conv.grouped import Blocks
 from ipex_inductor.passes.weights import program, prologue, weight_snapshot
 from ipex_inductor.reporting import decisions
 

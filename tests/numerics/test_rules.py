@@ -16,7 +16,7 @@ from helpers import has_kernels
 from torch import nn
 from torch._dynamo.utils import counters
 
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.passes.fusion.epilogue import ACTIVATIONS
 from ipex_inductor.passes.joint import RULE_NAMES
 from ipex_inductor.reporting import decisions

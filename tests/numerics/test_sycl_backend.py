@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ipex_inductor.aot_cache import log_once, toolkit
-from ipex_inductor.cli.demo_models import _fill_batch_norms
+from ipex_inductor.cli.demo.models import _fill_batch_norms
 from ipex_inductor.errors import SyclAbsentError, SyclCompileError, SyclDeviceError
 from ipex_inductor.reporting import decisions
 from ipex_inductor.templates.sycl import calls, shim, wheels, worker

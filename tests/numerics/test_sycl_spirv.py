@@ -8,7 +8,7 @@ import torch
 from sycl_cases import WORDS, made_of
 from sycl_device import HEAD, needs_sycl
 
-from ipex_inductor.ops.sycl import COLUMNS
+from ipex_inductor.ops.conv.sycl import COLUMNS
 from ipex_inductor.templates.sycl import product, worker
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.product import Epilogue

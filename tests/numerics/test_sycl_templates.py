@@ -31,8 +31,8 @@ from sycl_cases import (
 )
 from sycl_device import needs_sycl
 
-from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.sycl import COLUMNS, RUN, pack_grouped, pack_kernel, pack_weight
+from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.conv.sycl import COLUMNS, RUN, pack_grouped, pack_kernel, pack_weight
 from ipex_inductor.templates.sycl import calls, grouped, norm, product, words
 from ipex_inductor.templates.sycl.kernel import part, prevent_unrolling
 from ipex_inductor.templates.sycl.product import Epilogue
@@ -217,7 +217,7 @@ def test_words(device, unary, binary):
 
 
 def test_every_word_of_an_epilogue_is_known():
-    from ipex_inductor.ops.epilogue import BINARY
+    from ipex_inductor.ops.common.epilogue import BINARY
 
     assert [*words.UNARY] == [*UNARY]
     assert [*words.BINARY] == [*BINARY]

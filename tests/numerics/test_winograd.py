@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ipex_inductor
-from ipex_inductor.ops.epilogue import UNARY
-from ipex_inductor.ops.winograd import PANEL
+from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.conv.winograd import PANEL
 from ipex_inductor.passes.weights import prologue
 from ipex_inductor.passes.weights import winograd as choice
 from ipex_inductor.reporting import decisions

@@ -34,14 +34,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.optim import SGD, AdamW, RMSprop, lr_scheduler
 
 from ipex_inductor.errors import ArgumentError, DeviceError
-from ipex_inductor.optim import (
-    FusedStep,
-    Lamb,
-    Lars,
-    attach_master_weights,
-    fuse_step,
-    launch_groups_cpu,
-)
+from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights, fuse_step
+from ipex_inductor.optim.launching import launch_groups_cpu
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates.build.cpp import NotBuiltError
 

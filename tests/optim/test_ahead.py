@@ -7,14 +7,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.aot_cache import kernels as cached
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.optim import (
-    FusedStep,
-    Lamb,
-    Lars,
-    attach_master_weights,
-    launch_groups_cpu,
-    launch_groups_cuda,
-)
+from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights
+from ipex_inductor.optim.launching import launch_groups_cpu, launch_groups_cuda
 from ipex_inductor.optim.planning import list_kernels, plan
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.prebuild import described

@@ -21,7 +21,8 @@ from torch import nn
 from torch.optim import SGD, Adagrad, AdamW
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim import Lamb, Lars, fuse_step, launch_groups_cuda, plan_replay, planning
+from ipex_inductor.optim import Lamb, Lars, fuse_step, plan_replay, planning
+from ipex_inductor.optim.launching import launch_groups_cuda
 from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.optimizer.step import scalars_function
 from ipex_inductor.templates.optimizer.step_triton import signature

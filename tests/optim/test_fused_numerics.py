@@ -12,8 +12,9 @@ from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, single, tenso
 from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
-from ipex_inductor.ops.update import Update
-from ipex_inductor.optim import FusedStep, Lamb, Lars, fuse_step, kernels, launch_groups, planning
+from ipex_inductor.ops.optimizer.update import Update
+from ipex_inductor.optim import FusedStep, Lamb, Lars, fuse_step, kernels, planning
+from ipex_inductor.optim.launching import launch_groups
 from ipex_inductor.templates.optimizer import step_cpp
 from ipex_inductor.templates.optimizer.formulas import FORMULAS
 from ipex_inductor.templates.optimizer.step import update_source

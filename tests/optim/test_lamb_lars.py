@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor.optim import Lamb, Lars, _lamb, _lars, create_optimizer_lars
+from ipex_inductor.optim import Lamb, Lars, create_optimizer_lars
+from ipex_inductor.optim.optimizers import _lamb, _lars
 
 # fp32 against fp64: ten steps of a dozen roundings each, relative to weights of about 1.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

@@ -11,8 +11,9 @@ from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from sycl_device import needs_sycl
 
 from ipex_inductor.lowerings.optimizer import step as launching
-from ipex_inductor.optim import fuse_step, launch_groups_cpu, launch_groups_sycl, planning
-from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim import fuse_step, planning
+from ipex_inductor.optim.launching import launch_groups_cpu, launch_groups_sycl
+from ipex_inductor.optim.launching.launch_groups_sycl import SyclBatch
 from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
 from ipex_inductor.reporting import decisions
 from ipex_inductor.templates.optimizer import step_cpp

@@ -11,8 +11,9 @@ from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import SGD, AdamW
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim import fuse_step, kernels, launch_groups_cpu, state_fingerprint
+from ipex_inductor.optim import fuse_step, kernels, state_fingerprint
 from ipex_inductor.optim import plan_replay as again
+from ipex_inductor.optim.launching import launch_groups_cpu
 from ipex_inductor.templates.tensor_reader import fields, look_cpp
 from ipex_inductor.templates.tensor_reader.step_counters import Cells
 

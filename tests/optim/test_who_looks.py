@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from ipex_inductor.optim.launch_groups import Scale
-from ipex_inductor.optim.launch_groups_cpu import CpuBatch
-from ipex_inductor.optim.launch_groups_cuda import CountingBatch, CudaBatch
+from ipex_inductor.optim.launching.launch_groups import Scale
+from ipex_inductor.optim.launching.launch_groups_cpu import CpuBatch
+from ipex_inductor.optim.launching.launch_groups_cuda import CountingBatch, CudaBatch
 from ipex_inductor.optim.plan import Plan
 
 pytestmark = pytest.mark.host("the CPU, as if it were a GPU")

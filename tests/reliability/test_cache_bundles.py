@@ -14,9 +14,10 @@ import pytest
 from bundles import META, SERIAL, packed, pair
 from keys import blob, key
 
-from ipex_inductor.aot_cache import disk, entry, log_once, packing, signing, survey, trust, use
+from ipex_inductor.aot_cache import disk, entry, log_once, signing, survey, trust, use
 from ipex_inductor.aot_cache import store as stores
 from ipex_inductor.aot_cache.bundle import Bundle, open_bundle
+from ipex_inductor.aot_cache.bundling import packing
 from ipex_inductor.aot_cache.manifest import HEAD, Head, checksum, read_head
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.errors import ArgumentError, BundleError, OlderBundleError, UntrustedError

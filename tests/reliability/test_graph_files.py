@@ -19,10 +19,11 @@ from helpers import wait_for
 from keys import key
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import default_store, workroom
-from ipex_inductor.aot_cache import graphs as cached
+from ipex_inductor.aot_cache import default_store
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import pack, unpack_any
+from ipex_inductor.aot_cache.graph_files import graphs as cached
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.compat import tries as vector_tries
 
 
@@ -704,7 +705,7 @@ def test_a_bundle_of_another_machine_spares_the_first_process_of_this_one(filled
 
 LATE = """
 import torch._inductor.async_compile as compilers
-from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache.graph_files import workroom
 
 room = workroom.room()
 

@@ -16,8 +16,9 @@ from builders import rounds
 from graph_runs import IPEX, TRAINED, outcome, run, start
 from keys import key
 
-from ipex_inductor.aot_cache import default_store, disk, lock, single_flight, workroom
-from ipex_inductor.aot_cache.graphs import GraphFiles
+from ipex_inductor.aot_cache import default_store, disk, lock, single_flight
+from ipex_inductor.aot_cache.graph_files import workroom
+from ipex_inductor.aot_cache.graph_files.graphs import GraphFiles
 from ipex_inductor.compiler import graph_cache
 
 AT_ONCE = 1.5  # s; nobody waits less than PATIENCE, 6 s, for who holds a lock and shows no sign
@@ -206,7 +207,7 @@ def test_who_waits_in_one_thread_waits_in_no_other(home):
 RING = """
 import sys, time
 from keys import key
-from ipex_inductor.aot_cache.graphs import GraphFiles
+from ipex_inductor.aot_cache.graph_files.graphs import GraphFiles
 outer, inner = map(int, sys.argv[1:])
 print("ready", flush=True)
 input()

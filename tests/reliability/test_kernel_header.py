@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import default_store, workroom
+from ipex_inductor.aot_cache import default_store
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.compiler import kernel_header
 
 HERE = "g++ -O3"

@@ -16,8 +16,8 @@ from torch import nn
 
 import ipex_inductor
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import packing
 from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.bundling import packing
 from ipex_inductor.aot_cache.digest import frame_fields, unframe_fields
 from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
@@ -29,7 +29,7 @@ from ipex_inductor.errors import (
     PackageError,
     TargetError,
 )
-from ipex_inductor.ops import blocked
+from ipex_inductor.ops.gemm import blocked
 from ipex_inductor.prebuild import loading
 from ipex_inductor.target import device as target
 from ipex_inductor.target.device import runs_on

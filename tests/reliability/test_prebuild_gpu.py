@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typer.testing import CliRunner
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import toolkit, workroom
+from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.cli import app
 from ipex_inductor.errors import (
     ArgumentError,

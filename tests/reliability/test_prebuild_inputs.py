@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import ipex_inductor
 from ipex_inductor import compat
 from ipex_inductor.cli import app
-from ipex_inductor.cli.prebuild_inputs import examples
+from ipex_inductor.cli.prebuild.inputs import examples
 from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.prebuild.described import Made

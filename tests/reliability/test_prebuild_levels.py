@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from ipex_inductor import compat
-from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.entry import unpack_any
 from ipex_inductor.aot_cache.folder import SUFFIX
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.aot_cache.key import read
 from ipex_inductor.compiler import graph_cache
 from ipex_inductor.errors import CompilerNotFoundError

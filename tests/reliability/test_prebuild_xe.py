@@ -416,7 +416,7 @@ def watch(event, given):
 import torch
 import ipex_inductor
 from ipex_inductor.optim import planning
-from ipex_inductor.optim.launch_groups_sycl import SyclBatch
+from ipex_inductor.optim.launching.launch_groups_sycl import SyclBatch
 from test_prebuild_xe import FORMULAS, optimizers
 sys.addaudithook(watch)
 ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)

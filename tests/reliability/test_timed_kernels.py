@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ipex_inductor.aot_cache import workroom
 from ipex_inductor.aot_cache.entry import unpack_any
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.compiler import timed_kernels
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
@@ -28,7 +28,7 @@ from torch._inductor.runtime import triton_heuristics as heuristics
 from torch._inductor.runtime.runtime_utils import triton_hash_to_path_key
 from ipex_inductor import compat
 from ipex_inductor.compiler import timed_kernels
-from ipex_inductor.aot_cache import workroom
+from ipex_inductor.aot_cache.graph_files import workroom
 from ipex_inductor.prebuild import described, graphs
 from ipex_inductor.target.device import find_target as target
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from ipex_inductor.autotune.database import Records, digest, write
 from ipex_inductor.autotune.record import Choice, Outcome
 from ipex_inductor.cli import app
-from ipex_inductor.cli.autotune import VERBS
+from ipex_inductor.cli.autotune.autotune import VERBS
 
 ROOT = Path(__file__).parents[2]
 SYNTAX = Choice("library", "\x1b[31m[b]red[/b]")

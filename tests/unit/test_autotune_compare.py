@@ -6,7 +6,7 @@ import random
 import pytest
 from records import LIBRARY, PROVENANCE, TILES, failed, record, timed
 
-from ipex_inductor.autotune.compare import BAND, Exit, Verdict, compare
+from ipex_inductor.autotune.comparison.compare import BAND, Exit, Verdict, compare
 from ipex_inductor.autotune.pool import TIE_SHARE, pool
 from ipex_inductor.autotune.record import Provenance
 

@@ -10,10 +10,10 @@ from records import LIBRARY, PROVENANCE, TILES, failed, record, timed
 from typer.testing import CliRunner
 
 from ipex_inductor.autotune.database import Records, Shard, digest, write
-from ipex_inductor.autotune.foreign import read
+from ipex_inductor.autotune.foreign.foreign import read
+from ipex_inductor.autotune.foreign.told import Told
 from ipex_inductor.autotune.pool import pool
 from ipex_inductor.autotune.record import Choice, Operand, Outcome, Provenance
-from ipex_inductor.autotune.told import Told
 from ipex_inductor.cli import app
 
 HEAD = """\

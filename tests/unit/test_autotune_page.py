@@ -89,7 +89,7 @@ def test_no_text_of_records_ends_a_block_or_is_a_template(sides, tmp_path):
 
 @needs_plotly
 def test_a_page_has_no_more_rows_than_a_browser_can_hold(sides, tmp_path, monkeypatch):
-    monkeypatch.setattr("ipex_inductor.cli.autotune_compare.PAGE_ROWS", 2)
+    monkeypatch.setattr("ipex_inductor.cli.autotune.compare.PAGE_ROWS", 2)
     path = tmp_path / "page.html"
     run(*sides, "--html", path)
     assert "here are the first 2 of 4 problems (--all)" in path.read_text()

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from ipex_inductor.cli import app, bisect_runs
-from ipex_inductor.cli.bisect_search import REST, Finding, Outcome, Parts, minimal, search
+from ipex_inductor.cli import app
+from ipex_inductor.cli.bisect import trials
+from ipex_inductor.cli.bisect.search import REST, Finding, Outcome, Parts, minimal, search
 
 NAMES = [f"rule{i}" for i in range(24)]
 EVERYTHING = Parts(NAMES)
@@ -112,7 +113,7 @@ OPTIONS = {
 
 @pytest.mark.parametrize("off", OPTIONS, ids=str)
 def test_options_switch_exactly_these_off(off):
-    assert bisect_runs.options_without(Parts(off)) == OPTIONS[off]
+    assert trials.options_without(Parts(off)) == OPTIONS[off]
 
 
 MODEL = """
@@ -128,7 +129,7 @@ def invoke(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def run(*args, outcome=None):
-        monkeypatch.setattr(bisect_runs.Trial, "check", lambda self, off: outcome(off))
+        monkeypatch.setattr(trials.Trial, "check", lambda self, off: outcome(off))
         return CliRunner().invoke(app, ["bisect", "made_for_bisect:make", *args])
 
     return run

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from keys import KEY, blob, key
 
 import ipex_inductor
-from ipex_inductor.aot_cache import disk, log_once, manifest, packing, signing, trust, use
+from ipex_inductor.aot_cache import disk, log_once, manifest, signing, trust, use
 from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.bundling import packing
+from ipex_inductor.aot_cache.bundling.merging import Merged, merge
 from ipex_inductor.aot_cache.entry import CorruptError, Entry
 from ipex_inductor.aot_cache.key import Key, nearest
-from ipex_inductor.aot_cache.merging import Merged, merge
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.errors import (
     ArgumentError,

@@ -14,7 +14,7 @@ from ipex_inductor.aot_cache.bundle import open_bundle
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.cli import app
-from ipex_inductor.cli.cache_trust import VERBS
+from ipex_inductor.cli.cache.trust.trust import VERBS
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.quota import quota_of
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.cli import app
-from ipex_inductor.cli.cache import VERBS
-from ipex_inductor.cli.cache_shared import size
+from ipex_inductor.cli.cache.cache import VERBS
+from ipex_inductor.cli.cache.shared import size
 
 
 @pytest.fixture(autouse=True)

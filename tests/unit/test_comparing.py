@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipex_inductor.aot_cache.comparing import compare
+from ipex_inductor.aot_cache.graph_files.comparing import compare
 
 KEPT = {
     "ab/cabc.py": b"# AOT ID: ['0_inference']\nimport torch\n",

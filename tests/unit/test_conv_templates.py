@@ -21,8 +21,9 @@ from torch._inductor import config as inductor
 from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import lowerings
-from ipex_inductor.ops.grouped import Blocks
-from ipex_inductor.ops.stem import TERMS, from_matrix, image_of, runs, sides, to_matrix
+from ipex_inductor.ops.conv.geometry import image_of, sides
+from ipex_inductor.ops.conv.grouped import Blocks
+from ipex_inductor.ops.conv.small_channel import TERMS, from_matrix, runs, to_matrix
 from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import (
     conv_depthwise,

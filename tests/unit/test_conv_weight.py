@@ -31,7 +31,7 @@ from ipex_inductor.lowerings.problem import selector_hook, shapes
 from ipex_inductor.lowerings.problem.workload import inputs_of, problem_of
 from ipex_inductor.lowerings.select import library, peaks
 from ipex_inductor.lowerings.tune import tuner
-from ipex_inductor.ops.stem import runs
+from ipex_inductor.ops.conv.small_channel import runs
 from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE, JointPass
 from ipex_inductor.prebuild import described as described_gpu

@@ -15,7 +15,7 @@ from ipex_inductor.aot_cache.digest import source_digest
 from ipex_inductor.aot_cache.entry import Entry, unpack_any
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import default_folder
-from ipex_inductor.optim import launch_groups_cpu
+from ipex_inductor.optim.launching import launch_groups_cpu
 from ipex_inductor.target.device import as_cpu, current
 from ipex_inductor.templates.build import cpp
 from ipex_inductor.templates.cpu import cpu_library

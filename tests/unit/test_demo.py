@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from ipex_inductor.cli import demo, demo_measure, demo_models
-from ipex_inductor.cli.demo_models import CONTESTANTS, MODELS, Contestant, Job
+from ipex_inductor.cli.demo import demo, measure, models
+from ipex_inductor.cli.demo.models import CONTESTANTS, MODELS, Contestant, Job
 from ipex_inductor.errors import OptionError
 
 COLDS = {
@@ -208,7 +208,7 @@ def test_a_busy_machine_is_said(load, warned):
 
 
 def test_load_of_others_is_a_share():
-    with demo_measure._other_load() as shares:
+    with measure._other_load() as shares:
         sum(range(10**6))
     assert shares[0] is None or 0 <= shares[0] <= 1.5
 
@@ -262,18 +262,18 @@ def user_module(tmp_path, monkeypatch):
 
 
 def test_module_function_is_loaded_from_the_current_folder(user_module):
-    model, (x, seven) = demo_models.load(f"{user_module}:pair", "bf16", 1, "cpu")
+    model, (x, seven) = models.load(f"{user_module}:pair", "bf16", 1, "cpu")
     assert not model.training
     assert {x.dtype, model.weight.dtype} == {torch.bfloat16}
     assert seven.dtype == torch.int64, "only floats are cast"
-    again, _ = demo_models.load(f"{user_module}:pair", "bf16", 1, "cpu")
+    again, _ = models.load(f"{user_module}:pair", "bf16", 1, "cpu")
     assert torch.equal(model.weight, again.weight), "every process must build the same weights"
 
 
 @pytest.mark.parametrize("name", ["{}:nothing", "{}x:pair", "{}:alone", "{}:broken"])
 def test_a_bad_module_function_is_a_typed_error(user_module, name):
     with pytest.raises(OptionError, match=user_module):
-        demo_models.load(name.format(user_module), "fp32", 1, "cpu")
+        models.load(name.format(user_module), "fp32", 1, "cpu")
 
 
 def test_a_users_error_comes_back_typed_from_the_child(tmp_path):
@@ -291,7 +291,7 @@ def test_a_childs_death_shows_the_tail_of_its_log(tmp_path):
 
 def test_tables_hold_the_specified_models_and_contestants():
     assert list(MODELS) == ["resnet50", "bert", "vit", "gpt2"]
-    assert set(demo_models.DTYPES) == {d.value for d in demo.Dtype}
+    assert set(models.DTYPES) == {d.value for d in demo.Dtype}
     assert [c.name for c in CONTESTANTS] == list(SPEEDS)
     assert [c.freezing for c in CONTESTANTS] == [False, False, True, False]
 
@@ -306,7 +306,7 @@ def rough(truth, dtype, off=0.0):
 def test_the_check_allows_rounding_and_no_more(dtype):
     truth = torch.randn(64, 64, dtype=torch.float64)
     eager = rough(truth, dtype)
-    limit = demo_measure.error_limit(eager, truth)
+    limit = measure.error_limit(eager, truth)
     outputs = {
         "eager": [eager],
         "near": [rough(truth, dtype, 0.5 * limit)],
@@ -316,7 +316,7 @@ def test_the_check_allows_rounding_and_no_more(dtype):
         "shape": [eager[:1]],
         "dtype": [eager.double()],
     }
-    verdicts = demo_measure.check(outputs, truth)
+    verdicts = measure.check(outputs, truth)
     assert {name for name, v in verdicts.items() if v["correct"]} == {"eager", "near"}
     assert verdicts["nan"]["error"] is None
     json.dumps(verdicts, allow_nan=False)
@@ -324,24 +324,24 @@ def test_the_check_allows_rounding_and_no_more(dtype):
 
 def test_an_eager_model_without_finite_output_is_wrong():
     truth = torch.full((4,), math.nan, dtype=torch.float64)
-    assert not demo_measure.check({"eager": [truth.float()]}, truth)["eager"]["correct"]
+    assert not measure.check({"eager": [truth.float()]}, truth)["eager"]["correct"]
 
 
 def test_limit_is_three_times_eagers_error_in_16_bits_and_twice_in_32():
     truth = torch.randn(4096, dtype=torch.float64)
     for dtype, times, tolerance in [(torch.bfloat16, 3, 1e-3), (torch.float32, 2, 1e-5)]:
-        own = demo_measure.relative_rmse(truth.to(dtype), truth)
-        limit = demo_measure.error_limit(truth.to(dtype), truth)
+        own = measure.relative_rmse(truth.to(dtype), truth)
+        limit = measure.error_limit(truth.to(dtype), truth)
         assert limit == pytest.approx(times * own + tolerance)
 
 
 def test_rounds_give_every_contestant_as_many_calls_in_turns():
     order = []
     calls = {name: lambda name=name: order.append(name) for name in "ab"}
-    times = demo_measure.time_rounds(calls, 0, torch.device("cpu"))
-    turn = demo_measure.CALLS + 1  # the first of a turn is not counted
+    times = measure.time_rounds(calls, 0, torch.device("cpu"))
+    turn = measure.CALLS + 1  # the first of a turn is not counted
     assert "".join(order) == "a" * turn + "b" * 2 * turn + "a" * turn
-    assert times["a"]["calls"] == times["b"]["calls"] == 2 * demo_measure.CALLS
+    assert times["a"]["calls"] == times["b"]["calls"] == 2 * measure.CALLS
     assert 0 < times["a"]["min_ms"] <= times["a"]["median_ms"]
 
 
@@ -359,13 +359,13 @@ def test_freezing_and_folders_end_with_the_first_call(tmp_path, monkeypatch):
     frozen = Contestant("f", "f", backend, "m", freezing=True)
     model = torch.nn.Linear(4, 4)
     with torch.no_grad():
-        demo_measure.first_call(frozen, model, (torch.ones(1, 4),), tmp_path)
+        measure.first_call(frozen, model, (torch.ones(1, 4),), tmp_path)
     assert seen[0][0]
     assert not config.freezing
 
 
 def test_reasons_are_one_short_line():
-    with demo_measure._failure() as reasons:
+    with measure._failure() as reasons:
         raise ValueError("first\nsecond " + "x" * 1000)
     assert reasons[0].startswith("ValueError: first second x")
     assert len(reasons[0]) == 200

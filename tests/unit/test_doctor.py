@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import toolkit
-from ipex_inductor.cli import app, doctor, doctor_sycl
-from ipex_inductor.cli.doctor import CHECKS, Check, examine
+from ipex_inductor.cli import app
+from ipex_inductor.cli.doctor import doctor, sycl
+from ipex_inductor.cli.doctor.doctor import CHECKS, Check, examine
 from ipex_inductor.errors import TargetError
 from ipex_inductor.target import device as target
 from ipex_inductor.target.device import Target
@@ -312,7 +313,7 @@ def test_half_a_package_is_a_warning(package):
 )
 def test_a_runtime_tells_its_devices(monkeypatch, package, program, status, says):
     package("intel-sycl-rt", **{"libsycl.so.9": b""})
-    monkeypatch.setattr(doctor_sycl, "PROGRAM", program)
+    monkeypatch.setattr(sycl, "PROGRAM", program)
     found = only("SYCL")
     assert (found.status, found.detail) == (
         status,

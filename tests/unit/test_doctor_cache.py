@@ -5,10 +5,11 @@ import os
 import pytest
 from bundles import filled, packed, pair
 
-from ipex_inductor.aot_cache import log_once, packing, trust
+from ipex_inductor.aot_cache import log_once, trust
 from ipex_inductor.aot_cache.bundle import open_bundle
+from ipex_inductor.aot_cache.bundling import packing
 from ipex_inductor.aot_cache.store import default_folder
-from ipex_inductor.cli.doctor import CHECKS, examine
+from ipex_inductor.cli.doctor.doctor import CHECKS, examine
 
 NAMES = ("LAYERS", "REMOTES", "WRITE_BACK", "QUOTA", "BUNDLES")
 

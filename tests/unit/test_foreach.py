@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 
-from ipex_inductor.ops.foreach import foreach_convert
+from ipex_inductor.ops.pointwise.foreach import foreach_convert
 from ipex_inductor.passes.training import foreach as rule
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions

@@ -26,7 +26,7 @@ from ipex_inductor.lowerings.problem import shapes
 from ipex_inductor.lowerings.problem.workload import inputs_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.passes.engine.rule import apply_rules
 from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table
 from ipex_inductor.passes.fusion.joined import GATED

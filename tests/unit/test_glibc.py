@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 
-from ipex_inductor.aot_cache import glibc, graphs, workroom
 from ipex_inductor.aot_cache.digest import frame_fields
+from ipex_inductor.aot_cache.graph_files import glibc, graphs, workroom
 
 NEW = b"\x7fELF\0libc.so.6\0GLIBC_2.2.5\0GLIBC_9.99\0GLIBC_2.34\0"
 
@@ -48,7 +48,7 @@ from pathlib import Path
 import triton
 from triton import knobs
 from triton.runtime import build
-from ipex_inductor.aot_cache import graphs, workroom
+from ipex_inductor.aot_cache.graph_files import graphs, workroom
 from ipex_inductor.aot_cache.digest import frame_fields
 
 SOURCE = '''

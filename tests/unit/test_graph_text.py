@@ -8,9 +8,9 @@ import torch
 from keys import KEY
 from torch import nn
 
-from ipex_inductor.aot_cache import graph_text, graphs
 from ipex_inductor.aot_cache.folder import Folder
-from ipex_inductor.aot_cache.graph_text import difference
+from ipex_inductor.aot_cache.graph_files import graph_text, graphs
+from ipex_inductor.aot_cache.graph_files.graph_text import difference
 from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.store import Store
 from ipex_inductor.compiler.request import _text

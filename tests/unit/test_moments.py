@@ -25,7 +25,7 @@ from torch._inductor import lowering
 from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import lowerings
-from ipex_inductor.ops.moments import moments
+from ipex_inductor.ops.pointwise.moments import moments
 from ipex_inductor.passes.training import moments as rule
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions

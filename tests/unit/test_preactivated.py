@@ -26,7 +26,7 @@ from ipex_inductor.lowerings.problem import shapes
 from ipex_inductor.lowerings.problem.workload import inputs_of, operands_by_name, problem_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
-from ipex_inductor.ops import epilogue
+from ipex_inductor.ops.common import epilogue
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.fusion.batch_norm_relu import NAME, place

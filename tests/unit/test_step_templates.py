@@ -122,7 +122,7 @@ import json, sys
 from array import array
 import test_step_templates as mine
 import torch
-from ipex_inductor.optim.launch_groups_cpu import library
+from ipex_inductor.optim.launching.launch_groups_cpu import library
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.optimizer.step import scalar_names, scalars_function
 from ipex_inductor.templates.optimizer.step_triton import (

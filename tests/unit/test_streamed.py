@@ -21,7 +21,7 @@ from ipex_inductor.lowerings.problem import shapes
 from ipex_inductor.lowerings.problem.workload import inputs_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
-from ipex_inductor.ops import gelu
+from ipex_inductor.ops.pointwise import gelu
 from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.build.gpu import _module
 from ipex_inductor.templates.triton import persistent, software_pipelined, weight_stationary

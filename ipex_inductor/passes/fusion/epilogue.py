@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ipex_inductor.ops.epilogue import BINARY, UNARY
+from ipex_inductor.ops.common.epilogue import BINARY, UNARY
 from ipex_inductor.passes.engine.rule import Constant, Form, Rule, equal_shapes
 
 
@@ -36,8 +36,9 @@ class Producer:
 
 @dataclass(frozen=True)
 class Activation:
-    """One way to write `unary` of `ops/epilogue.py`; `anchor` is the aten op that it ends in.
+    """One way to write a unary op of an epilogue, found by the aten op that it ends in.
 
+    `unary` is a name of `ops/common/epilogue.py`, and `anchor` is that aten op.
     `fn` is set for another spelling than the table's own. Of its scalars, the `free` ones stand for
     any number; `fixed` holds the scalars that the spelling implies.
     """

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._inductor import inductor_prims  # noqa: F401  registers the prims
 from torch._inductor.virtualized import V
 
-from ipex_inductor.ops import gated
-from ipex_inductor.ops.stem_pool import AROUND, STEP, WINDOW
+from ipex_inductor.ops.conv.small_channel_pool import AROUND, STEP, WINDOW
+from ipex_inductor.ops.gemm import glu
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import Table, inline
 from ipex_inductor.reporting.decisions import GraphReport
@@ -108,7 +108,7 @@ def _place_gated(
     graph.erase_node(gate)
     body, kind, reason = choose(ours)
     report.add(kind, GATED, reason, user_line(node))
-    inline(graph, ours, body or gated.reference, table, traced, origins=True, restrides=False)
+    inline(graph, ours, body or glu.reference, table, traced, origins=True, restrides=False)
 
 
 def _shortcut(node: Node, weights: Container[Node]) -> Node | None:

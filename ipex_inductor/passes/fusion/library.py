@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops.conv_weight import ALONE
+from ipex_inductor.ops.conv.conv_weight import ALONE
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import Table, inline
 from ipex_inductor.passes.fusion import joined

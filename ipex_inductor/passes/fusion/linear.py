@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.passes.engine.packable import why_not_linear
 from ipex_inductor.passes.engine.rule import Constant, Form, Rule
 from ipex_inductor.passes.fusion import library

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor.ops.update import Made, Program
+from ipex_inductor.ops.optimizer.update import Made, Program
 from ipex_inductor.passes.engine.source import FUSED_STEPS
 from ipex_inductor.passes.optimizer import fused_steps
 from ipex_inductor.passes.optimizer.terms import ALIASES, Cell, Reading, Terms, UnreadError

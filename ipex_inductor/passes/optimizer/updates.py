@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops.update import Held, Row, Update
+from ipex_inductor.ops.optimizer.update import Held, Row, Update
 from ipex_inductor.passes.optimizer.terms import Cell, Term, Terms, UnreadError
 
 # Ints that are literals in lines. Floats are arguments, else each rate needs its own kernel.

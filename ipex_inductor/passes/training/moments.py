@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from ipex_inductor.ops.stem import rows_of
+from ipex_inductor.ops.conv.geometry import rows_of
 from ipex_inductor.passes.engine.rule import is_backward
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import inline

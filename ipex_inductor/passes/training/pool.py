@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._inductor import inductor_prims  # noqa: F401  registers the prims
 
-from ipex_inductor.ops.stem import image_of, sides
+from ipex_inductor.ops.conv.geometry import image_of, sides
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import inline
 from ipex_inductor.passes.layout.folding import TRAINING as NORMS

@@ -16,7 +16,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ipex_inductor import compat
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.passes.attention import attention
 from ipex_inductor.passes.attention.scores import attention_of
 from ipex_inductor.passes.engine.rule import Rule, is_backward

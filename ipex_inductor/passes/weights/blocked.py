@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ipex_inductor import compat
-from ipex_inductor.ops.blocked import COLUMNS, pair_size
+from ipex_inductor.ops.gemm.blocked import COLUMNS, pair_size
 from ipex_inductor.passes.attention import short_attention
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture

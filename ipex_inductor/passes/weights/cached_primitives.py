@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ipex_inductor.ops.kept import Geometry
-from ipex_inductor.ops.stem import sides
+from ipex_inductor.ops.conv.cached_primitives import Geometry
+from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture
 from ipex_inductor.templates.cpu import cached_primitives

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.ops import conv, epilogue, linear
-from ipex_inductor.ops.epilogue import UNARY
+from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.conv import conv
+from ipex_inductor.ops.gemm import linear
 from ipex_inductor.passes.engine.packable import NO_EPILOGUE, attempt, varies
 from ipex_inductor.passes.engine.packable import PACKERS as PACKERS
 from ipex_inductor.passes.engine.packable import READERS as READERS

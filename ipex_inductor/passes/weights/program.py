@@ -202,8 +202,8 @@ def _function(name: str) -> Callable[..., Any]:
     if name in DIRECT:
         return DIRECT[name]
     if name.startswith(OURS):  # these modules are imported only where they are needed
-        from ipex_inductor.ops.blocked import arrange_panels
-        from ipex_inductor.ops.winograd import transform_weight
+        from ipex_inductor.ops.conv.winograd import transform_weight
+        from ipex_inductor.ops.gemm.blocked import arrange_panels
         from ipex_inductor.templates.cpu.cached_primitives import laid_out
 
         # An op in Python imports Dynamo when it is called.

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from ipex_inductor.ops.winograd import PANEL, TILE
-from ipex_inductor.ops.winograd import transformed_shape as of_weight
+from ipex_inductor.ops.conv.winograd import PANEL, TILE
+from ipex_inductor.ops.conv.winograd import transformed_shape as of_weight
 from ipex_inductor.passes.weights.blocked import UNARY
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture

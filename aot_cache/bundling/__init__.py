@@ -1,0 +1,1 @@
+"""Pack and merge kernel caches."""

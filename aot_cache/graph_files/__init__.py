@@ -1,0 +1,1 @@
+"""Keep compiled graphs as entries of the kernel cache."""

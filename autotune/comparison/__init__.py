@@ -1,0 +1,1 @@
+"""Compare pools of records, and show them."""

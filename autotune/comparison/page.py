@@ -1,0 +1,132 @@
+"""A comparison as one self-contained HTML page: a sortable table, plots and all choices.
+
+Text from records is data for the page: it is in one JSON block, and the script inserts it as text,
+never as markup.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ipex_inductor.autotune.comparison import words
+from ipex_inductor.autotune.comparison.compare import Row
+from ipex_inductor.autotune.comparison.details import Details, Line
+from ipex_inductor.autotune.intensity import intensity
+from ipex_inductor.autotune.pool import Estimate
+from ipex_inductor.errors import MissingPackageError
+
+Sides = tuple[Mapping[bytes, Details], Mapping[bytes, Details]]
+
+
+def check_plotly() -> None:
+    """Raise `MissingPackageError` if plotly, which the page needs, is not installed."""
+    if importlib.util.find_spec("plotly") is None:
+        advice = "pip install ipex-inductor[report]"
+        raise MissingPackageError("plotly, which draws the page's plots", "no such package", advice)
+
+
+def page(rows: Sequence[Row], sides: Sides, title: str, verdict: Iterable[str]) -> str:
+    """Return the page of these rows and their details.
+
+    Args:
+        rows: the rows of the comparison.
+        sides: the details of A and B by the problem's canonical form.
+        title: the title of the page.
+        verdict: the lines that summarize the comparison.
+    """
+    check_plotly()
+    from jinja2 import Environment, StrictUndefined
+
+    text = Path(__file__).with_name("comparison.html.jinja").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    return environment.from_string(text).render(
+        title=title,
+        verdict=list(verdict),
+        data=_to_script_json(_facts(rows, sides)),
+        plotly=importlib.import_module("plotly.offline").get_plotlyjs(),
+    )
+
+
+def _to_script_json(facts: Any) -> str:
+    """Return JSON that cannot end a script block, whatever its strings contain."""
+    text = msgspec.json.encode(facts).decode()
+    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _facts(rows: Sequence[Row], sides: Sides) -> dict[str, Any]:
+    """Return the data of the page."""
+    table = [_row(row, [side.get(row.key) for side in sides]) for row in rows]
+    points = [point for row in table for point in row["points"]]
+    plotted = sum(bool(row["points"]) for row in table)
+    return {"rows": table, "roofs": _roofs(points), "unplotted": len(table) - plotted}
+
+
+def _row(row: Row, sides: list[Details | None]) -> dict[str, Any]:
+    """Return the data of one row of the table."""
+    problem = row.problem
+    ratio = math.exp(row.effect) if row.a and row.b else None
+    kind = f"{problem.operands[0].dtype if problem.operands else '-'} on {problem.arch}"
+    flops_a_byte = intensity(problem)
+    points = (
+        _point(name, side, flops_a_byte, kind) for name, side in zip("AB", sides, strict=True)
+    )
+    return {
+        "name": words.problem(problem),
+        "verdict": row.verdict.value,
+        "a": _estimate(row.a),
+        "b": _estimate(row.b),
+        "ratio": ratio,
+        "band": row.band if ratio and math.isfinite(row.band) else None,
+        "points": [point for point in points if point],
+        "sides": [_side(side) for side in sides],
+    }
+
+
+def _estimate(best: Estimate | None) -> dict[str, Any] | None:
+    """Return the name and time of a side's best choice."""
+    return {"choice": words.choice(best.choice), "p50": best.p50} if best else None
+
+
+def _side(side: Details | None) -> dict[str, Any] | None:
+    """Return the choices and provenance of one side."""
+    if side is None:
+        return None
+    return {
+        "lines": [_line(line) for line in side.lines],
+        "provenance": [words.provenance(source) for source in side.provenance],
+    }
+
+
+def _line(line: Line) -> dict[str, Any]:
+    """Return the data of one choice."""
+    return dataclasses.asdict(line) | {"choice": words.choice(line.choice)}
+
+
+def _point(name: str, side: Details | None, flops: float | None, kind: str) -> Any:
+    """Return the point of a side's best choice in the roofline plot; None if it is not known."""
+    best = side.lines[0] if side and side.lines[0].best else None
+    if best is None or flops is None or not best.rate or not best.bandwidth:
+        return None
+    # The ridge of the roofline follows from the shares of both peaks and the intensity.
+    return {
+        "side": name,
+        "kind": kind,
+        "intensity": flops,
+        "rate": best.rate,
+        "ridge": flops * best.bandwidth / best.rate,
+    }
+
+
+def _roofs(points: list[dict[str, Any]]) -> dict[str, float]:
+    """Return for each dtype and architecture the intensity where arithmetic becomes the limit."""
+    ridges: dict[str, list[float]] = {}
+    for point in points:
+        ridges.setdefault(point["kind"], []).append(point["ridge"])
+    return {kind: statistics.median(values) for kind, values in sorted(ridges.items())}

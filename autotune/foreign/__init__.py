@@ -1,0 +1,1 @@
+"""Read what other tuners measured."""

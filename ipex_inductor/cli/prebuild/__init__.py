@@ -1,0 +1,1 @@
+"""The verb `ipex-inductor prebuild`."""

@@ -1,0 +1,1 @@
+"""Register custom ops, and name epilogues."""

@@ -1,0 +1,1 @@
+"""Custom ops of convolutions and pools."""

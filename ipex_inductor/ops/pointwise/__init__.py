@@ -1,0 +1,1 @@
+"""Custom pointwise ops and reductions."""

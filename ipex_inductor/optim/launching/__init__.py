@@ -1,0 +1,1 @@
+"""Group parameters by kernel, and launch the kernels."""
