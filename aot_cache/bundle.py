@@ -45,7 +45,7 @@ class Signer:
     name: str = ""
 
     @property
-    def trusted(self) -> bool:
+    def is_trusted(self) -> bool:
         """Return whether the signer's key is trusted on this machine."""
         return bool(self.name)
 
@@ -131,7 +131,7 @@ def open_bundle(
         if isinstance(error, OSError | CorruptError):
             raise _bad(path, error) from None
         raise
-    if accepts and bundle.signer and bundle.signer.trusted:
+    if accepts and bundle.signer and bundle.signer.is_trusted:
         trust.accept(bundle.signer.public, bundle.manifest.name, bundle.manifest.serial)
     return bundle
 
@@ -144,7 +144,7 @@ def _verify_bundle(path: Path, file: int, allow_unsigned: bool, allow_older: boo
     head = read_head(_read(file, 0, min(HEAD, status.st_size)), status.st_size)
     text = _read(file, HEAD + head.entries, head.manifest)
     signer = _signer(head, text)
-    if not (signer and signer.trusted):
+    if not (signer and signer.is_trusted):
         _check_place(path, status, signer, allow_unsigned)
     manifest = read_manifest(text, head)
     if signer and not allow_older:
@@ -164,7 +164,7 @@ def _open_file(path: Path) -> int:
 def _signer(head: Head, manifest: bytes) -> Signer | None:
     """Return the signer, None if unsigned; raise `CorruptError` if the signature is invalid."""
     message = head.first + manifest
-    if not head.signed:
+    if not head.has_signature:
         if checksum(message) != head.signature:
             raise CorruptError("its checksum does not match: it was changed")
         return None

@@ -75,7 +75,7 @@ class Head:
     signature: bytes = b""
 
     @property
-    def signed(self) -> bool:
+    def has_signature(self) -> bool:
         """Return whether there is a signature, valid or not."""
         return self.public != _UNSIGNED
 

@@ -37,13 +37,13 @@ class Remote:
 
     def read(self, name: str) -> bytes | None:
         """Return the bytes under a name, None if there are none or the remote is dead."""
-        return self._asked(lambda: self._fetched(name))
+        return self._call(lambda: self._fetch(name))
 
     def write(self, name: str, data: bytes) -> bool:
         """Upload an entry if `write_back` is set; return whether it was uploaded."""
-        return self.write_back and self._asked(lambda: self._put(name, data)) is not None
+        return self.write_back and self._call(lambda: self._put(name, data)) is not None
 
-    def _fetched(self, name: str) -> bytes | None:
+    def _fetch(self, name: str) -> bytes | None:
         """Return the bytes of an entry, None if it is missing or larger than an entry may be."""
         files, folder = self._open()
         path = f"{folder}/{name}"
@@ -74,7 +74,7 @@ class Remote:
             self._opened = os.getpid(), *url_to_fs(self.label, **self._options)
         return self._opened[1], self._opened[2].rstrip("/")
 
-    def _asked(self, call: Callable[[], _T]) -> _T | None:
+    def _call(self, call: Callable[[], _T]) -> _T | None:
         """Run a call in a thread; return None, and mark the remote dead, if it fails."""
         if self.why_dead:
             return None

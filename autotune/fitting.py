@@ -107,7 +107,7 @@ def timed_templates(problem: Problem, pooled: Pool, extra: float | None = None) 
     measured = pooled.estimates()
     times = [(e.choice, e.p50, 1.0) for e in measured.values()]
     if extra is not None:
-        reported = (e for key, e in pooled.reported().items() if key not in measured)
+        reported = (e for key, e in pooled.reported_estimates().items() if key not in measured)
         times += [(e.choice, max(e.p50 - extra, 0.3 * e.p50), WORD) for e in reported]
     candidates = ((c, t, w, cost.parts_of(problem, c)) for c, t, w in times if c.kind == "template")
     return [(c, t, w, parts) for c, t, w, parts in candidates if parts is not None]
@@ -134,7 +134,7 @@ def _besides(pools: Sequence[Pool]) -> float | None:
         report.p50 - measured[key].p50
         for pooled in pools
         for measured in [pooled.estimates()]
-        for key, report in pooled.reported().items()
+        for key, report in pooled.reported_estimates().items()
         if key in measured
     ]
     return statistics.median(pairs) if len(pairs) >= PAIRS else None

@@ -140,7 +140,7 @@ def _measurement_of(problem: Problem, pooled: Pool, templates: Sequence[Seen]) -
     parts = predictor.library_parts(problem)
     if problem.settings or not times or parts is None:
         return None
-    return Known(problem, min(times), parts, tuple(templates), pooled.failed())
+    return Known(problem, min(times), parts, tuple(templates), pooled.failed_choices())
 
 
 def _model(measurements: Sequence[Known], arch: str, dtypes: tuple[str, ...]) -> Model:

@@ -106,11 +106,11 @@ class Pool:
         """Return the estimate of each choice that was measured and never failed."""
         return {key: s.estimate() for key, s in self.samples.items() if s.timings and not s.failed}
 
-    def failed(self) -> set[bytes]:
+    def failed_choices(self) -> set[bytes]:
         """Return the choices that failed at least once, which is final."""
         return {key for key, s in self.samples.items() if s.failed}
 
-    def reported(self) -> dict[bytes, Estimate]:
+    def reported_estimates(self) -> dict[bytes, Estimate]:
         """Return other tools' times of choices that never failed here; their noise is infinite."""
         return {
             key: Estimate(s.choice, statistics.median(s.reported), math.inf)
@@ -133,7 +133,7 @@ class Pool:
         best = self.best()
         if best is not None:
             return best
-        reported = self.reported()
+        reported = self.reported_estimates()
         key = _best({key: (e.choice, e.p50) for key, e in reported.items()})
         return reported[key] if key else None
 

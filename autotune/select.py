@@ -60,7 +60,7 @@ class Selection:
         return self.best.choice
 
     @property
-    def measured(self) -> bool:
+    def is_measured(self) -> bool:
         """True if this problem itself was measured, on this GPU and with this torch."""
         return self.source in SOURCES
 
@@ -237,7 +237,7 @@ def failed_choices(
     for key, pooled in pools.items():
         if any_torch and fallback_sources.may(decode_problem(key)):
             fallback_sources.take_over(pooled)
-    return {key: p.failed() for key, p in pools.items()}
+    return {key: p.failed_choices() for key, p in pools.items()}
 
 
 def digest(selected: Iterable[tuple[bytes, Choice]]) -> str:
@@ -338,7 +338,7 @@ def _best(
             whose[key] = fallback_sources.take_over(pooled)
     selections = {}
     for key in keys:
-        failures = pools[key].failed() if key in pools else set()
+        failures = pools[key].failed_choices() if key in pools else set()
         for label, ks in [("", [key]), *implied_by[key]]:
             best = _agree([pools.get(k) for k in ks], f"{source}{label}")
             if best and encode(best.choice) not in failures:

@@ -163,7 +163,7 @@ def verified(
 ) -> Candidate | None:
     """The choice compiled, if it is right; or why not, in `row`."""
     try:
-        graph = compiling.start_choice(problem, choice, trial.inputs).waited()
+        graph = compiling.start_choice(problem, choice, trial.inputs).wait_compiled()
         candidate = Candidate(choice, graph.run, graph.takes())
     except measure.FATAL:
         raise

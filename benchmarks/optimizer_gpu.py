@@ -339,7 +339,7 @@ def norm_tiles(rounds: int, copied: float) -> None:
             norms.ROWS = 32 * warps
             norms._parts_or_why.cache_clear()
             reading = norms.Reading(grads, grads[0].device)
-            clipped = reading.clipped()
+            clipped = reading.allocate_clip()
             steps = {
                 "norm and look": partial(
                     reading.run, addresses, 1.0, None, clipped, found, True, None

@@ -58,8 +58,8 @@ def show(source: Source) -> None:
         kernels = [module.kernel(entry.name) for entry in source.entries]
         took = time.perf_counter() - began
         assert module.origin == wanted, module.origin
-        print(f"{source.named}: from {module.origin} in {1e3 * took:.1f} ms")
-    if source.named == "axpy":
+        print(f"{source.kernel_names}: from {module.origin} in {1e3 * took:.1f} ms")
+    if source.kernel_names == "axpy":
         x, y = torch.ones(64), torch.ones(64)
         kernels[0]((2.0, x, y, 64), (64,), (64,))
         gpu.wait()
@@ -86,7 +86,7 @@ def foreign(source: Source) -> None:
     print(f"code of {other} is given:")
     for _ in range(2):  # the second time it is this GPU's
         module = device.XpuDevice(0).load(source)
-        print(f"{source.named}: from {module.origin}")
+        print(f"{source.kernel_names}: from {module.origin}")
 
 
 if __name__ == "__main__":

@@ -41,10 +41,10 @@ WAYS = ("one by one", "at once")
 PHASES = (
     (tuner, "_trial", "trial"),
     (compiling, "offered", "lower"),
-    (parallel_compile.Graphs, "_begun", "lower"),
+    (parallel_compile.Graphs, "_start_graphs", "lower"),
     (parallel_compile.Graphs, "next", "wait"),
     (tuner, "_candidate", "verify"),
-    (tuner.Tuner, "_raced", "race"),
+    (tuner.Tuner, "_race_candidates", "race"),
 )
 
 

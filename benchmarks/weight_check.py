@@ -47,7 +47,7 @@ def subjects(count: int, elements: int, device: str):
     current, built = snapshot.current, reader()
     assert current is not None
     assert built is not None, "no C++ compiler is here"
-    changed = built.changed(range(count))
+    changed = built.make_comparer(range(count))
     read, contents = current.read, current.contents
     if current.on_devices is not None:
         current.on_devices.launch()  # the first makes what compares

@@ -8,12 +8,12 @@ import pytest
 
 from ipex_inductor.lowerings.optimizer import step
 from ipex_inductor.lowerings.optimizer.step_sycl import SyclKernel
-from ipex_inductor.ops.optimizer.update import Held
+from ipex_inductor.ops.optimizer.update import HostScalar
 from ipex_inductor.passes.optimizer.updates import Writing, dtype_name
 
 
 def _held_as(writing, number):
-    return dtype_name(writing.examples[number.operand]) if isinstance(number, Held) else ""
+    return dtype_name(writing.examples[number.operand]) if isinstance(number, HostScalar) else ""
 
 
 @pytest.fixture(autouse=True)

@@ -31,5 +31,5 @@ def code(function, inputs, tmp_path, monkeypatch):
 def code_of_call(problem, call, tmp_path, monkeypatch):
     """Of `problem` with what `call` makes of its op."""
     operands = functools.partial(map, lambda o: empty(o, torch.device("cuda:0")))
-    function = function_of(problem, call.whole)
+    function = function_of(problem, call.compute)
     return code(function, lambda: [*operands(problem.operands)], tmp_path, monkeypatch)

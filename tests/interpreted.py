@@ -74,7 +74,9 @@ def _chunks_of(blocks, device):
 
 
 def _held_as(writing, number):
-    return dtype_name(writing.examples[number.operand]) if isinstance(number, step.Held) else ""
+    return (
+        dtype_name(writing.examples[number.operand]) if isinstance(number, step.HostScalar) else ""
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -99,7 +99,7 @@ FAULTS = {f.__name__: f for f in (late, cut, stopped, garbage, unavailable)}
 def built(store, size=1024):
     """Have twenty kernels, compiled if need be; the seconds that this waited for the remote."""
     (remote,), waited = store.remotes, []
-    asked = remote._asked
+    asked = remote._call
 
     def timed(call):
         begun = time.monotonic()
@@ -108,7 +108,7 @@ def built(store, size=1024):
         finally:
             waited.append(time.monotonic() - begun)
 
-    remote._asked = timed
+    remote._call = timed
     for number in range(20):
         found = store.compile_once(key(number), lambda n=number: (META, blob(n, size)))
         assert found == Entry(META, blob(number, size))

@@ -34,7 +34,7 @@ class Device:
         """Return True if a call would run now: it is neither traced nor captured by the caller."""
         return not compat.is_traced() and not torch.cuda.is_current_stream_capturing()
 
-    def timed(self, call: Callable[[], Any]) -> tuple[Any, Time]:
+    def time_call(self, call: Callable[[], Any]) -> tuple[Any, Time]:
         """Return the results and the times of a call that starts on an idle stream."""
         stream = _cuda.current_stream(self.index)
         stream.synchronize()

@@ -38,7 +38,7 @@ Call = Callable[[list[Any]], Any]
 Replay = Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-class Made(NamedTuple):
+class TimedCall(NamedTuple):
     """A call that was timed."""
 
     results: Sequence[Any]
@@ -55,7 +55,7 @@ class Captured(NamedTuple):
 
 
 # Yields the callable of the next call, is sent that timed call, and returns the reported outcome.
-Trial = Generator[Call, Made, str]
+Trial = Generator[Call, TimedCall, str]
 
 _at_once: ContextVar[bool] = ContextVar("ipex_capture_at_once", default=False)
 
@@ -229,7 +229,7 @@ class Calls:
                 self._report_choice(end.value)
         return timed.results
 
-    def _time_user_call(self, device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
+    def _time_user_call(self, device: cuda.Device, call: Call, inputs: Sequence[Any]) -> TimedCall:
         """Time a call whose results the user gets; end the trial if it fails."""
         try:
             return _time_call(device, call, inputs)
@@ -292,7 +292,7 @@ class Calls:
         written = addresses(self._written(inputs)) if self._written else []
         return Captured(replay, _capture_state(self._static(inputs)), written)
 
-    def _why_not(self, timed: Made) -> str:
+    def _why_not(self, timed: TimedCall) -> str:
         """Return why the results or sizes of a call rule out a capture, "" if they do not."""
         if reason := why_not_results(timed.results, timed.inputs):
             return reason
@@ -307,8 +307,8 @@ class Calls:
             self._report.add("choice", NAME, reason)
 
 
-def _time_call(device: cuda.Device, call: Call, inputs: Sequence[Any]) -> Made:
-    return Made(*device.timed(lambda: call([*inputs])), inputs)
+def _time_call(device: cuda.Device, call: Call, inputs: Sequence[Any]) -> TimedCall:
+    return TimedCall(*device.time_call(lambda: call([*inputs])), inputs)
 
 
 def _fastest(a: cuda.Time, b: cuda.Time) -> cuda.Time:

@@ -23,7 +23,7 @@ DTYPES = {
 }
 
 
-class UntoldError(Exception):
+class UnencodableError(Exception):
     """Raised for a value that JSON cannot represent; the message has its place and its type."""
 
 
@@ -45,7 +45,7 @@ def ranges(value: Tensor) -> dict[int, tuple[int, int | None]]:
     return {dim: span for dim, size in enumerate(value.shape) if (span := compat.range_of(size))}
 
 
-class Teller:
+class Encoder:
     """Encode values one after another.
 
     `tensors` and `facts` list the tensors met and their metadata, which callers may complete.
@@ -55,11 +55,11 @@ class Teller:
         self.tensors: list[Tensor] = []
         self.facts: list[dict[str, Any]] = []
 
-    def told(self, value: Any, where: str) -> Any:
+    def encode(self, value: Any, where: str) -> Any:
         """Return `value` as data for JSON.
 
         Raises:
-            UntoldError: with `where`, if the type of `value` has no JSON form.
+            UnencodableError: with `where`, if the type of `value` has no JSON form.
         """
         if isinstance(value, Tensor):
             return self._tensor(value, where)
@@ -71,24 +71,24 @@ class Teller:
         if kind in (torch.dtype, torch.device):
             return {kind.__name__: str(value).removeprefix("torch.")}
         if kind in (list, tuple):
-            return {kind.__name__: [self.told(v, f"{where}[{n}]") for n, v in enumerate(value)]}
+            return {kind.__name__: [self.encode(v, f"{where}[{n}]") for n, v in enumerate(value)]}
         if kind is dict and all(type(key) in (bool, int, str) for key in value):
-            return {"dict": [[k, self.told(v, f"{where}[{k!r}]")] for k, v in value.items()]}
-        raise UntoldError(f"{where} is a {kind.__name__}")
+            return {"dict": [[k, self.encode(v, f"{where}[{k!r}]")] for k, v in value.items()]}
+        raise UnencodableError(f"{where} is a {kind.__name__}")
 
     def _tensor(self, value: Tensor, where: str) -> dict[str, Any]:
         for number, tensor in enumerate(self.tensors):
             if tensor is value:
                 return {"same": number}
         if type(value) not in (Tensor, torch.nn.Parameter) or value.layout is not torch.strided:
-            raise UntoldError(f"{where} is a {value.layout} {type(value).__name__}")
+            raise UnencodableError(f"{where} is a {value.layout} {type(value).__name__}")
         self.tensors.append(value)
         self.facts.append(tensor_facts(value))
         return {"tensor": self.facts[-1]}
 
 
-class Reader:
-    """Decode what a `Teller` encoded, in its order.
+class Decoder:
+    """Decode what an `Encoder` encoded, in its order.
 
     `ranges` has the ranges of dynamic sizes, by the path of the tensor.
     """

@@ -168,9 +168,9 @@ def _setting(patches: Mapping[str, Any], name: str) -> Any:
 
 def _has_prologue(request: Request, graph_report: decisions.GraphReport) -> bool:
     """Return True if weight preprocessing is split off; report it if FSDP rules it out."""
-    if request.sharded:
+    if request.is_sharded:
         graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
-    return request.config.weight_prologue and not (request.training or request.sharded)
+    return request.config.weight_prologue and not (request.training or request.is_sharded)
 
 
 def _joint_pass(

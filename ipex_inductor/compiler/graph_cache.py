@@ -72,7 +72,7 @@ class Folder:
         self._open = False
 
     @contextlib.contextmanager
-    def entered(self) -> Iterator[None]:
+    def enter(self) -> Iterator[None]:
         """Have torch work in the folder, and store its files at the end.
 
         Nothing is stored if an exception was raised.
@@ -108,7 +108,7 @@ class Folder:
     def enter_late(self) -> Iterator[None]:
         """Enter the folder for a backward graph, which AOT autograd saves after compiling."""
         until_saved = contextlib.ExitStack()
-        until_saved.enter_context(self.entered())
+        until_saved.enter_context(self.enter())
         if not compat.at_end_of_compile(until_saved.close):
             with until_saved:
                 yield
@@ -149,7 +149,7 @@ def compiling(
         return
     if (collected := _looked_for.get()) is not None:
         collected.append(folder.files)
-    with folder.entered():
+    with folder.enter():
         yield folder
     wide = f"; for all CPUs of {folder.level.arch}" if folder.level else ""
     report.add("cache", folder.files.outcome, folder.files.reason + wide)
@@ -247,7 +247,7 @@ def _spare() -> Iterator[None]:
         yield
         return
     try:
-        with folder.entered():
+        with folder.enter():
             yield
     finally:
         shutil.rmtree(folder.files.folder, ignore_errors=True)

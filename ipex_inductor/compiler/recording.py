@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ipex_inductor import compat
-from ipex_inductor.compiler.arguments import Teller, UntoldError, ranges, tensor_facts
+from ipex_inductor.compiler.arguments import Encoder, UnencodableError, ranges, tensor_facts
 from ipex_inductor.errors import ArgumentError
 
 log = logging.getLogger("ipex_inductor")
@@ -64,7 +64,7 @@ class _Call:
     """A call in progress: its arguments, and whether something was compiled for it."""
 
     line: dict[str, Any]
-    teller: Teller
+    encoder: Encoder
     compiled: bool = False
 
 
@@ -101,20 +101,20 @@ class _Calls:
 
     def _encode_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Call:
         """Return the call as data for JSON; a line "untold" if an argument cannot be encoded."""
-        teller = Teller()
+        encoder = Encoder()
         try:
             call = {
-                "args": [teller.told(value, f"argument {n}") for n, value in enumerate(args)],
-                "kwargs": {name: teller.told(value, name) for name, value in kwargs.items()},
+                "args": [encoder.encode(value, f"argument {n}") for n, value in enumerate(args)],
+                "kwargs": {name: encoder.encode(value, name) for name, value in kwargs.items()},
             }
-        except UntoldError as error:
+        except UnencodableError as error:
             if str(error) not in self.known:
                 log.warning("a call is not recorded: %s", error)
             self.known.add(str(error))
-            return _Call({"untold": str(error)}, teller)
-        tensors = (*teller.tensors, *self.model.parameters())
+            return _Call({"untold": str(error)}, encoder)
+        tensors = (*encoder.tensors, *self.model.parameters())
         training = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        return _Call({"call": call, "training": training}, teller)
+        return _Call({"call": call, "training": training}, encoder)
 
 
 def note(gm: torch.fx.GraphModule, training: bool) -> None:
@@ -127,7 +127,7 @@ def note(gm: torch.fx.GraphModule, training: bool) -> None:
     call = _now.get()
     if call is not None:
         call.compiled = True
-        _add_ranges(call.teller, gm)
+        _add_ranges(call.encoder, gm)
         return
     folder = os.environ.get("IPEX_RECORD")
     if not folder:
@@ -144,9 +144,9 @@ def note(gm: torch.fx.GraphModule, training: bool) -> None:
     _write(Path(folder), {"inputs": inputs, "training": training})
 
 
-def _add_ranges(teller: Teller, gm: torch.fx.GraphModule) -> None:
+def _add_ranges(encoder: Encoder, gm: torch.fx.GraphModule) -> None:
     """Add the ranges that Dynamo chose for sizes of the caller's tensors."""
-    facts = {id(t): about for t, about in zip(teller.tensors, teller.facts, strict=True)}
+    facts = {id(t): about for t, about in zip(encoder.tensors, encoder.facts, strict=True)}
     for placeholder in gm.graph.find_nodes(op="placeholder"):
         value, graph_arg = placeholder.meta.get("example_value"), placeholder.meta.get("grapharg")
         if (

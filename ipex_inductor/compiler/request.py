@@ -60,7 +60,7 @@ class Request:
         return torch.is_grad_enabled() and any(t.requires_grad for t in self._tensors)
 
     @cached_property
-    def sharded(self) -> bool:
+    def is_sharded(self) -> bool:
         """Return True if FSDP manages the parameters."""
         return compat.is_sharded(self.gm)
 
@@ -110,7 +110,7 @@ class Request:
         is_set = is_set or "TORCHINDUCTOR_CPP_WRAPPER" in os.environ
         in_python = self.runs_sycl or self.has_users_ops  # it calls kernels from Python
         on_cpus = all(place.type == "cpu" for place in self.places)
-        return on_cpus and not (is_set or in_python or self.training or self.sharded)
+        return on_cpus and not (is_set or in_python or self.training or self.is_sharded)
 
     def wrapped_in_cpp(self) -> "Request":
         """Return the request with cpp_wrapper enabled."""
@@ -156,7 +156,7 @@ class Request:
         is_enabled = (
             config.capture and config.mode == "default" and named not in dict(config.inductor)
         )
-        plain = not (self.training or self.sharded or self.option("cpp_wrapper"))
+        plain = not (self.training or self.is_sharded or self.option("cpp_wrapper"))
         nvidia = any(d.type == "cuda" for d in self.devices) and torch.version.hip is None
         return is_enabled and plain and nvidia and not self.option(named)
 
@@ -215,7 +215,7 @@ class Request:
             "weight_prologue": (self.config.weight_prologue, self.config.weight_prologue_bytes),
             "drop_plain_weights": self.config.drop_plain_weights,
             "training": self.training,
-            "sharded": self.sharded,
+            "sharded": self.is_sharded,
             "sycl": self._sycl,
             "blocked_products": self.config.blocked_products,
             "capture": self.config.capture,

@@ -107,7 +107,7 @@ def optimize(
         say_what_compiling_adds(model, compiled, notes)
     else:
         if sample_input is not None:
-            notes.missed("sample_input", "it takes effect in inference only")
+            notes.record_rejected("sample_input", "it takes effect in inference only")
         training.train(model, optimizer, dtype, knobs, notes)
     graphs.switch(model, compiled, knobs, notes)
     model.ipex_report = notes.after(getattr(model, "ipex_report", None))
@@ -132,7 +132,9 @@ def _prepare_inference(
         flow = _flow(model, sample_input, knobs, notes)
         folding.fold_batch_norms(model, flow, knobs, notes)
     elif sample_input is not None:
-        notes.left("sample_input", "nothing to fold; graphs see the shapes when they are compiled")
+        notes.record_skipped(
+            "sample_input", "nothing to fold; graphs see the shapes when they are compiled"
+        )
     if dtype in casting.HALF:
         casting.cast(model, dtype, notes)
 
@@ -151,9 +153,9 @@ def _flow(model: nn.Module, sample_input: Any, knobs: Knobs, notes: Notes) -> Fl
 
     reason = flow.reason or differs(model, sample_input, flow, fold)
     if not reason:
-        notes.done("sample_input", "run on copies, to see what may fold in calls like it")
+        notes.record_applied("sample_input", "run on copies, to see what may fold in calls like it")
         return flow
-    notes.missed("sample_input", reason)
+    notes.record_rejected("sample_input", reason)
     return replace(flow_of(model, None, folding.is_watched), unseen=reason)
 
 

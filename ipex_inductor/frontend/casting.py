@@ -74,12 +74,14 @@ def castable(model: nn.Module, dtype: torch.dtype, phase: str, notes: Notes) -> 
     for param in model.parameters():
         if param.is_floating_point() and param not in held and param.dtype not in ORIGINALS[phase]:
             text = f"Can't convert model's parameters dtype from {param.dtype} to {dtype}"
-            notes.missed(KNOB, text, text=text)
+            notes.record_rejected(KNOB, text, text=text)
     for name, module in model.named_modules():
         if _full_name(type(module)).startswith(BAG):
-            notes.missed(KNOB, "tables of merged bags keep the dtype of their EmbeddingSpec", name)
+            notes.record_rejected(
+                KNOB, "tables of merged bags keep the dtype of their EmbeddingSpec", name
+            )
         if _is_recomputed(module):
-            notes.missed(KNOB, "a hook computes its weight in every call", name)
+            notes.record_rejected(KNOB, "a hook computes its weight in every call", name)
     fit = {
         param
         for group in groups_of(model)
@@ -134,20 +136,20 @@ def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
     """Hold the castable parameters of `model` in `dtype`; state dicts keep the original dtypes."""
     params = castable(model, dtype, "inference", notes)
     if not params and KNOB not in notes.report.count("missed"):
-        notes.missed(KNOB, NOTHING.format(dtype))
+        notes.record_rejected(KNOB, NOTHING.format(dtype))
     dtypes = cast_for_inference(model, params, dtype)
     announce(model, dtypes)
     for name, module in _owning(model, dtypes):
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN needs the weights contiguous
-        notes.done(KNOB, f"to {dtype}", name)
+        notes.record_applied(KNOB, f"to {dtype}", name)
 
 
 def say_low(model: nn.Module, notes: Notes) -> None:
     """Note that `dtype=torch.float32` widens nothing."""
     low = sorted({str(p.dtype) for p in model.parameters() if p.dtype in HALF})
     if low:
-        notes.missed(KNOB, f"torch.float32 widens nothing, and parameters are {low[0]}")
+        notes.record_rejected(KNOB, f"torch.float32 widens nothing, and parameters are {low[0]}")
 
 
 def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> None:

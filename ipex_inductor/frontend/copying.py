@@ -50,7 +50,9 @@ def warn_of_schedulers(optimizer: Any, notes: Notes) -> None:
     """
     marked = hasattr(getattr(optimizer, "step", None), "_wrapped_by_lr_sched")
     if marked and TABLE not in vars(optimizer):
-        notes.missed("scheduler", "it drives the optimizer that was copied: make it of the new one")
+        notes.record_rejected(
+            "scheduler", "it drives the optimizer that was copied: make it of the new one"
+        )
 
 
 def _copy_optimizer(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:

@@ -19,11 +19,11 @@ def replace_dropout(model: nn.Module, notes: Notes) -> None:
         if type(module) not in DROPOUTS or module is model:
             continue
         if module.training:
-            notes.missed(KNOB, "it is in training mode", name)
+            notes.record_rejected(KNOB, "it is in training mode", name)
         elif has_hooks(module):
-            notes.missed(KNOB, "it has hooks", name)
+            notes.record_rejected(KNOB, "it has hooks", name)
         else:
             identity = nn.Identity().eval()
             identity.p = module.p  # code of users' reads it
             put(model, module, identity)
-            notes.done(KNOB, where=name)
+            notes.record_applied(KNOB, where=name)

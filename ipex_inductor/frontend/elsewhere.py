@@ -33,18 +33,18 @@ def say_who(model: nn.Module, knobs: Knobs, compiled: bool, notes: Notes) -> Non
     """Note, for each knob that the frontend does not handle, what handles it, or why none does."""
     elsewhen = knobs.out_of_phase("training" if model.training else "inference")
     for knob, phase in elsewhen.items():
-        notes.missed(knob, f"it takes effect in {phase} only")
+        notes.record_rejected(knob, f"it takes effect in {phase} only")
     device = next((p.device.type for p in model.parameters()), "cpu")
     owners = CPU if device == "cpu" else ANY
     for knob in sorted((knobs.on & CPU.keys()) - elsewhen.keys()):
         owner, how = owners.get(knob, ("", f"it concerns oneDNN on CPUs, not {device}"))
         if owner == TORCH or (owner and compiled):
-            notes.left(knob, how)
+            notes.record_skipped(knob, how)
         elif owner == GRAPH:  # compiled graphs do it whatever the knob says, so nothing is refused
-            notes.left(knob, f"{how}, once the model is compiled: {COMPILE}")
+            notes.record_skipped(knob, f"{how}, once the model is compiled: {COMPILE}")
         else:
             reason = f"{how}: {TUNE}" if owner else how
-            notes.missed(knob, reason, text=XPU.get(knob, "") if device == "xpu" else "")
+            notes.record_rejected(knob, reason, text=XPU.get(knob, "") if device == "xpu" else "")
 
 
 def say_what_compiling_adds(model: nn.Module, compiled: bool, notes: Notes) -> None:

@@ -66,11 +66,11 @@ def fold_batch_norms(model: nn.Module, flow: Flow, knobs: Knobs, notes: Notes) -
                 layer, norm, flow, maker
             )
         if reason is not None:
-            notes.missed(knob, f"{reason}; {GRAPH}", where)
+            notes.record_rejected(knob, f"{reason}; {GRAPH}", where)
             continue
         _fold(layer, norm, held)
         put(model, norm, nn.Identity().eval())
-        notes.done(knob, where=where)
+        notes.record_applied(knob, where=where)
         hooks = model._load_state_dict_pre_hooks.values()
         if not any(getattr(hook, "hook", None) is _refuse_unfolded for hook in hooks):
             model.register_load_state_dict_pre_hook(_refuse_unfolded)  # type: ignore[no-untyped-call]

@@ -31,11 +31,11 @@ def switch(model: nn.Module, on: bool, knobs: Knobs, notes: Notes) -> None:
         model._compiled_call_impl = _unless_traced(model._compiled_call_impl, model._call_impl)
         vars(model)[MARK] = True
         how = f"backend ipex{f', mode {mode}' * bool(mode)}; copies run eagerly until compile()"
-        notes.done(KNOB, how)
+        notes.record_applied(KNOB, how)
     elif is_on(model):
         model._compiled_call_impl = None
         del vars(model)[MARK]
-        notes.done(KNOB, "off again")
+        notes.record_applied(KNOB, "off again")
 
 
 def _unless_traced(compiled: Any, eager: Callable[..., Any]) -> Callable[..., Any]:

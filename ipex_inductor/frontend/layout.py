@@ -48,20 +48,20 @@ def lay_out(model: nn.Module, optimizer: Any, level: str, notes: Notes) -> None:
     if _policy is Policy.AUTO and any(isinstance(module, LINES) for _, module in convolutions):
         convolutions = [(n, m) for n, m in convolutions if not isinstance(m, LINES)]
         slower = "1-D convolutions were measured slower; enable_auto_channels_last() asks for it"
-        notes.left("channels_last", slower)
+        notes.record_skipped("channels_last", slower)
     if not convolutions:
         return
     reason = _why_not(convolutions[0][1].weight.device, level)
     if isinstance(optimizer, torch.optim.LBFGS):
         reason = "LBFGS views each gradient as a row"
     if reason:
-        notes.missed("channels_last", reason)
+        notes.record_rejected("channels_last", reason)
         return
     for name, module in convolutions:
         weight = module.weight  # a weight computed by a parametrization has no layout of its own
         if type(weight) is nn.Parameter:
             weight.data = _channels_last(weight.data)
-            notes.done("channels_last", where=name)
+            notes.record_applied("channels_last", where=name)
 
 
 def _channels_last(weight: Tensor) -> Tensor:

@@ -33,21 +33,21 @@ class Notes:
             self.report.events[:0] = old
         return self.report
 
-    def done(self, knob: str, reason: str = "", where: str = "") -> None:
+    def record_applied(self, knob: str, reason: str = "", where: str = "") -> None:
         """Record that something was changed in the model."""
         self.report.add("fired", knob, reason, where)
 
-    def left(self, knob: str, reason: str) -> None:
+    def record_skipped(self, knob: str, reason: str) -> None:
         """Record that torch or the graph passes do this instead."""
         self.report.add("left", knob, reason)
 
     def hint(self, knob: str, reason: str) -> None:
         """Record what would gain more, and log it as information: no request was refused."""
-        self.left(knob, reason)
+        self.record_skipped(knob, reason)
         if self._aloud:
             log.info("%s", reason)
 
-    def missed(self, knob: str, reason: str, where: str = "", text: str = "") -> None:
+    def record_rejected(self, knob: str, reason: str, where: str = "", text: str = "") -> None:
         """Record that something was not done, and warn if the user asked for it.
 
         Args:

@@ -37,9 +37,9 @@ def train(
     if FUSE in knobs:
         reason = fuse_step(optimizer, notes.report)
         if reason is None:
-            notes.done(FUSE, where=type(optimizer).__name__)
+            notes.record_applied(FUSE, where=type(optimizer).__name__)
         else:
-            notes.missed(FUSE, reason)
+            notes.record_rejected(FUSE, reason)
 
 
 def _attach(
@@ -47,17 +47,17 @@ def _attach(
 ) -> None:
     params = castable(model, dtype, "training", notes)
     if not params:
-        notes.missed("dtype", NOTHING.format(dtype))
+        notes.record_rejected("dtype", NOTHING.format(dtype))
         return
     dtypes = dict.fromkeys(params, torch.float32)
     try:
         attach_master_weights(model, optimizer, params, dtype, split=split)
     except ArgumentError as error:  # before anything was cast
-        notes.missed("dtype", str(error))
+        notes.record_rejected("dtype", str(error))
         return
     announce(model, dtypes)
-    notes.done("dtype", f"{len(params)} parameters to {dtype}")
-    notes.done(*((SPLIT,) if split else ("dtype", "with fp32 master weights")))
+    notes.record_applied("dtype", f"{len(params)} parameters to {dtype}")
+    notes.record_applied(*((SPLIT,) if split else ("dtype", "with fp32 master weights")))
 
 
 def _splits(optimizer: Any, dtype: torch.dtype, knobs: Knobs, notes: Notes) -> bool:
@@ -71,7 +71,7 @@ def _splits(optimizer: Any, dtype: torch.dtype, knobs: Knobs, notes: Notes) -> b
     elif type(optimizer) not in SPLIT_OPTIMIZERS:
         reason = text = _describe_unsupported(optimizer)
     if reason:
-        notes.missed(SPLIT, reason, text=text)
+        notes.record_rejected(SPLIT, reason, text=text)
     return not reason
 
 

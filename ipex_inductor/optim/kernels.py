@@ -143,7 +143,7 @@ def _step(
     step_plan = find_plan(optimizer, weights, request, last, fingerprint)
     _refuse_capture(optimizer, step_plan)
     if scale and not step_plan.looks_itself(scale):
-        scale.written()
+        scale.launch_reading()
         options.grad_norm = norm
         if scale.found_inf is not None and scale.found_inf.item():
             step_plan.written = []

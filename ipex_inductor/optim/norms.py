@@ -194,8 +194,8 @@ class Read:
         divisor: Tensor | None,
         looks: bool,
     ) -> None:
-        self.clip, self.clipped = clip, reading.clipped() if clip is not None else None
-        self.found_inf = reading.found() if looks else None
+        self.clip, self.clipped = clip, reading.allocate_clip() if clip is not None else None
+        self.found_inf = reading.allocate_flag() if looks else None
         self._reading, self._divisor = reading, divisor
         # The reference keeps gradients in memory.
         self._grads, self._addresses = fingerprint.grads, fingerprint.addresses
@@ -260,12 +260,12 @@ class Reading:
         fits = divisor is not None and divisor.dtype is torch.float32
         return divisor is None or (fits and divisor.device == self._device)
 
-    def clipped(self) -> Clip:
+    def allocate_clip(self) -> Clip:
         """Return memory for a norm, in fp32 (fp64 if a gradient is), and its clip factor."""
         norm = torch.empty((), dtype=getattr(torch, self._real), device=self._device)
         return Clip(norm, torch.empty((), dtype=torch.float64, device=self._device))
 
-    def found(self) -> Tensor:
+    def allocate_flag(self) -> Tensor:
         """Return memory for the flag of values that are not finite (fp32)."""
         return torch.empty((), dtype=torch.float32, device=self._device)
 

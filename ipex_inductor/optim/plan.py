@@ -52,16 +52,16 @@ class Plan:
 
     @functools.cached_property
     def turns(self) -> bytes:
-        """Addresses of the launch slots whose steps the host counts, for `Reader.again`."""
+        """Addresses of the turns whose steps the host counts, for `Reader.check_and_count`."""
         counting = (b for b in self.batches.values() if isinstance(b, OnGpu))
         return bytes(array("q", [ctypes.addressof(batch.turn) for batch in counting]))
 
     def ready(self) -> bool:
-        """Return whether `Reader.again` may replay all launches, which are the whole step then."""
+        """Return whether `Reader.check_and_count` may replay the whole step: all its launches."""
         return self._ran is not None and all(batch.ready() for batch in self._ran)
 
     def have(self, numbers: list["array[float]"]) -> bool:
-        """Pass `numbers` to `Reader.again` for the next step; return whether it may launch it."""
+        """Pass `numbers` of the next step to `Reader.check_and_count`; return whether it may launch."""
         if self._ran is None or not all(batch.stays() for batch in self._ran):
             return False
         for batch, group_numbers in zip(self._ran, numbers, strict=True):
@@ -148,7 +148,7 @@ def run(plan: Plan, optimizer: Optimizer, numbers: list["array[float]"], scale: 
     for batch, _ in launches:  # allocation may fail, so it comes before anything is written
         batch.prepare()
     if len(launches) != 1:  # several kernels: none of them can write it in passing
-        scale.written()
+        scale.launch_reading()
     for param, state in plan.fresh.items():
         optimizer.state[param].update(state)
     if plan.shares:

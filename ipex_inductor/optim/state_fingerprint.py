@@ -171,7 +171,7 @@ def compare_tensors(
         return None
     held = groups.held if take else None
     tables = optimizer.param_groups, held, *groups.named
-    result = read.again(*tables, state, facts, turns, last.tobytes())
+    result = read.check_and_count(*tables, state, facts, turns, last.tobytes())
     if not result:
         return None if result is None else Seen(last, None, True)
     grad_holder, *moved = result

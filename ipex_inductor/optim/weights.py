@@ -77,7 +77,7 @@ class Trained(Weight):
 
     def __init__(self, param: nn.Parameter, dtype: torch.dtype) -> None:
         super().__init__(param, dtype)
-        low, self._rest = self.cut(param.detach())
+        low, self._rest = self.split_value(param.detach())
         _become(param, low)
         self.mark()
 
@@ -99,7 +99,7 @@ class Trained(Weight):
         self.mark()
 
     @abstractmethod
-    def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
+    def split_value(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Return the parameter and the rest for an fp32 value."""
 
     @property
@@ -130,7 +130,7 @@ class Split(Trained):
     one bf16 step.
     """
 
-    def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
+    def split_value(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Return the upper and the lower halves."""
         return split(full)
 
@@ -146,7 +146,7 @@ class Split(Trained):
 class Master(Trained):
     """bf16 or fp16 training: fp32 in `rest`, rounded to nearest in the parameter."""
 
-    def cut(self, full: Tensor) -> tuple[Tensor, Tensor]:
+    def split_value(self, full: Tensor) -> tuple[Tensor, Tensor]:
         """Return the rounded value, and fp32 in new memory."""
         return full.to(self.dtype), full.clone()
 

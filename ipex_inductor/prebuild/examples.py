@@ -78,7 +78,7 @@ class Example:
         optimizer = self.optimizer if training else None
         return replace(self, model=model, inputs=inputs, training=training, optimizer=optimizer)
 
-    def sized(self, line: str) -> Self:
+    def with_sizes(self, line: str) -> Self:
         """Return the example with inputs of other sizes, all zeros.
 
         `line`: sizes of each tensor, as `8x3x224x224 8`, or ranges, as `1x16..512`, whose inputs
@@ -103,7 +103,7 @@ class Example:
             self, name=f"{self.name} {line}", inputs=tuple(inputs), dynamic=dynamic or None
         )
 
-    def recorded(self, line: str) -> Self:
+    def with_record(self, line: str) -> Self:
         """Return the example with inputs recorded by a run (`ipex_inductor.record`, `IPEX_RECORD`).
 
         Raises `ArgumentError` for a record of another model, or an invalid one.

@@ -40,7 +40,7 @@ from ipex_inductor.prebuild.package import (
     Described,
     Package,
     Part,
-    described,
+    describe,
     encode,
     part_of,
 )
@@ -267,7 +267,7 @@ class _Exported:
 
     def describe(self, leaf: Tensor) -> Described:
         """Return the description of an input on the device where the code runs."""
-        about = described(leaf)
+        about = describe(leaf)
         return msgspec.structs.replace(about, device="cuda") if self.on_gpu else about
 
     def problem(self) -> dict[str, Any]:
@@ -276,8 +276,8 @@ class _Exported:
         weights = (*self.gm.named_parameters(), *self.gm.named_buffers())
         return {
             "call": (self.arguments, self.results, self.keywords, repr(fixed), repr(self.returned)),
-            "inputs": tuple(repr(described(t)) for t in self.tensors),
-            "weights": tuple((name, repr(described(tensor))) for name, tensor in weights),
+            "inputs": tuple(repr(describe(t)) for t in self.tensors),
+            "weights": tuple((name, repr(describe(tensor))) for name, tensor in weights),
             "constants": tuple((n, _digest(data)) for n, data in sorted(self.constants.items())),
         }
 
@@ -329,7 +329,7 @@ class _Made:
             elif hasattr(about, "target"):
                 source = ("weight", about.target)
                 self._names[number] = about.target
-                self.weights[about.target] = described(node.meta["val"])
+                self.weights[about.target] = describe(node.meta["val"])
             else:
                 source = ("input", self._call.numbers[about.idx])
             if node.users:

@@ -95,7 +95,7 @@ class Package(msgspec.Struct, frozen=True):
     device: str = "cpu"  # or "cuda": the device that computes
 
 
-def described(value: Tensor) -> Described:
+def describe(value: Tensor) -> Described:
     """Return the description of a tensor; sizes and strides become plain integers."""
     shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))
     return Described(short_name(value.dtype), shape, strides, value.device.type)

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch.utils import _pytree as pytree
 
-from ipex_inductor.compiler.arguments import Reader
+from ipex_inductor.compiler.arguments import Decoder
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.prebuild.graphs import Dynamic
 
@@ -35,7 +35,7 @@ class Record:
                 wanted = "tensors, numbers, texts, flags, and lists, tuples and dicts of them"
                 raise ArgumentError(wanted, str(data["untold"]), advice)
             training = bool(data["training"])
-            reader = Reader()
+            reader = Decoder()
             args, kwargs = _call(reader, data["call"]) if "call" in data else _graph(reader, data)
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             if isinstance(error, ArgumentError):
@@ -64,7 +64,7 @@ class Record:
         return " ".join(_word(leaf) for leaf in leaves if leaf is not None)
 
 
-def _call(reader: Reader, call: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call(reader: Decoder, call: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a recorded call; raise `ValueError` if it is malformed."""
     if type(call["args"]) is not list or type(call["kwargs"]) is not dict:
         raise ValueError(f"no call: {str(call)[:100]}")
@@ -72,7 +72,7 @@ def _call(reader: Reader, call: Mapping[str, Any]) -> tuple[tuple[Any, ...], dic
     return args, {name: reader.read(part, (name,)) for name, part in call["kwargs"].items()}
 
 
-def _graph(reader: Reader, graph: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _graph(reader: Decoder, graph: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a recorded graph: tensors by number or name of the argument."""
     inputs = graph["inputs"]
     if type(inputs) is not dict:

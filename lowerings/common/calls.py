@@ -57,7 +57,7 @@ class Call:
             return Choice("template", self.name, {**self.parameters}, template)
         return Choice("library", self.name, {}, compat.TEMPLATES if self.epilogues else "")
 
-    def whole(self, *args: Any) -> Tensor:
+    def compute(self, *args: Any) -> Tensor:
         """Run the call with the weight preprocessing, which a graph constant-folds."""
         return self.body(*args) if self.arrange is None else self.body(self.arrange(*args), *args)
 

@@ -41,7 +41,7 @@ def describe_runtime() -> str:
         runtime = wheels.runtime()
     except SyclAbsentError:
         return "absent"
-    return f"{runtime.named}, CPU device {runtime.cpu_version or 'absent'}"
+    return f"{runtime.key_name}, CPU device {runtime.cpu_version or 'absent'}"
 
 
 def register() -> None:

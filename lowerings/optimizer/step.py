@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ipex_inductor.lowerings.optimizer.step_cuda import CudaKernel
 from ipex_inductor.lowerings.optimizer.step_rows import Rows
-from ipex_inductor.ops.optimizer.update import Held, Program, Row, Update
+from ipex_inductor.ops.optimizer.update import HostScalar, Program, Row, Update
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.optimizer.step import update_source
 from ipex_inductor.templates.optimizer.step_cpp import function_of, is_dense
@@ -98,7 +98,7 @@ class Launch:
             raise NotBuiltError(f"no kernel for {self.device.type} yet")
         kernel_class, self._source = KINDS[kind]
         self.kernels = [kernel_class(u, rows, examples) for u, rows in program.updates.items()]
-        self.looks = [_look(t) for t in examples[: len(examples) - len(program.made)]]
+        self.looks = [_look(t) for t in examples[: len(examples) - len(program.allocated)]]
         self.reach = [_reach(t) for t in examples]
         self.staged = _find_staged(program, examples)
         self.last: list[int] = []  # addresses of the last operands without shared memory
@@ -121,13 +121,13 @@ class Launch:
         if self._shares(addresses):
             return self._op_by_op("memory that is written is shared", inputs)
         try:
-            with self._there():
+            with self._on_device():
                 return self._run(tensors, addresses)
         except NotBuiltError as error:  # Nothing is written yet.
             return self._op_by_op(str(error), inputs)
 
     @contextmanager
-    def _there(self) -> Iterator[None]:
+    def _on_device(self) -> Iterator[None]:
         """Make the device current; on a GPU one thread at a time uses the kernels' buffers."""
         if self.device.type == "cpu":
             yield
@@ -142,7 +142,7 @@ class Launch:
             torch.empty_strided(
                 m.shape, m.strides, dtype=getattr(torch, m.dtype), device=self.device
             )
-            for m in program.made
+            for m in program.allocated
         ]
         addresses = addresses + [t.data_ptr() for t in operands[len(tensors) :]]
         stages = {n: _in_order(operands[n], strides) for n, strides in self.staged.items()}
@@ -209,7 +209,7 @@ class _Kernel:
             tensors: tensors of the inputs and the attributes, in the operands' order.
         """
         rows, numbers = self.rows.at(addresses), self.rows.numbers
-        values = (float(tensors[n.operand]) if isinstance(n, Held) else n for n in numbers)
+        values = (float(tensors[n.operand]) if isinstance(n, HostScalar) else n for n in numbers)
         return functools.partial(self.rows.table.step, self.function, rows, array("d", values))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.lowerings.optimizer.step_rows import bits
-from ipex_inductor.ops.optimizer.update import Held, Row, Update
+from ipex_inductor.ops.optimizer.update import HostScalar, Row, Update
 from ipex_inductor.templates.build import cuda
 from ipex_inductor.templates.build.cpp import NotBuiltError, require_found
 from ipex_inductor.templates.optimizer.step_cuda import (
@@ -140,7 +140,7 @@ class _Words:
         numbers = [n for group in groups for n in group]
         dtypes = [dtype for _, dtype in update.numbers] * len(groups)
         typed_numbers = zip(numbers, dtypes, strict=True)
-        read = [n.operand for n, dtype in typed_numbers if isinstance(n, Held) and not dtype]
+        read = [n.operand for n, dtype in typed_numbers if isinstance(n, HostScalar) and not dtype]
         self._read = {operand: place for place, operand in enumerate(dict.fromkeys(read))}
         self._constants: dict[int, int] = {}
         self._begin = len(examples), len(examples) + len(self._read)
@@ -161,8 +161,8 @@ class _Words:
         read = (bits(float(tensors[n])) for n in self._read)
         return array("q", self._pick([*addresses, *read, *self._constants]))
 
-    def _number(self, number: float | Held) -> int:
-        if not isinstance(number, Held):
+    def _number(self, number: float | HostScalar) -> int:
+        if not isinstance(number, HostScalar):
             return self._constant(bits(number))
         place = self._read.get(number.operand)
         return number.operand if place is None else self._begin[0] + place

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ipex_inductor.ops.optimizer.update import Held, Row
+from ipex_inductor.ops.optimizer.update import HostScalar, Row
 from ipex_inductor.templates.optimizer.step_cpp import CHUNK, Table
 
 
@@ -21,7 +21,7 @@ class Rows:
         self._places: list[
             tuple[int, int]
         ] = []  # place in the rows, and the operand of the address
-        groups: dict[tuple[float | Held, ...], int] = {}
+        groups: dict[tuple[float | HostScalar, ...], int] = {}
         for row in rows:
             columns = row.columns if row.step is None else (*row.columns, row.step)
             begin = len(self.table.rows)

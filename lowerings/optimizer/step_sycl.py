@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.lowerings.optimizer.step_rows import Rows, bits
-from ipex_inductor.ops.optimizer.update import Held, Row, Update
+from ipex_inductor.ops.optimizer.update import HostScalar, Row, Update
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.sycl.step import CHUNK, Sent, update_of
 
@@ -54,7 +54,7 @@ class SyclKernel:
 
     def _word(
         self,
-        number: float | Held,
+        number: float | HostScalar,
         device_dtype: str,
         addresses: Sequence[int],
         tensors: Sequence[Tensor],
@@ -67,6 +67,6 @@ class SyclKernel:
             addresses: address of each operand.
             tensors: tensors of the inputs and the attributes, in the operands' order.
         """
-        if not isinstance(number, Held):
+        if not isinstance(number, HostScalar):
             return bits(number)
         return addresses[number.operand] if device_dtype else bits(float(tensors[number.operand]))

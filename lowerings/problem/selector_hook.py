@@ -54,7 +54,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Heard:
+class InductorTimes:
     """Hold the times that Inductor measured for one problem, in milliseconds.
 
     A candidate that failed has an infinite time.
@@ -84,7 +84,7 @@ class Choosing:
     leaves: bool = False
     watches: bool = False
     offers: dict[bytes, Offer] = field(default_factory=dict)
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[InductorTimes] = field(default_factory=list)
     watched: dict[int, tuple[Any, Problem]] = field(default_factory=dict)
     failure: str = ""
 
@@ -190,7 +190,7 @@ def _add_times(timings: Mapping[Any, float], *_: Any) -> None:
     described = ((describe(c), ms) for c, ms in timings.items())
     times = {encode(choice): (choice, ms) for choice, ms in described if choice is not None}
     current.heard.append(
-        Heard(current.watched[id(caller)][1], caller.layout.device, tuple(times.values()))
+        InductorTimes(current.watched[id(caller)][1], caller.layout.device, tuple(times.values()))
     )
 
 

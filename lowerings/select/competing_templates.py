@@ -41,7 +41,7 @@ def prefer_templates(
         (decode_problem(key), selection)
         for key, selection in selected.items()
         if selection.choice.name.startswith("inductor.")
-        and selection.measured
+        and selection.is_measured
         and selection.choice in offered.get(key, ())
     ]
     return {

@@ -169,7 +169,7 @@ def _decide(
         return None, "choice", f"apart, {reason}" if chosen.apart else reason
     if chosen.ready is not None and (lacking := chosen.ready(problem, device)):
         return None, "missed", f"{default.name}: {chosen.name} is not to be had: {lacking}"
-    return chosen.whole, "choice", reason
+    return chosen.compute, "choice", reason
 
 
 def call_of(problem: Problem, choice: Choice) -> Call:

@@ -35,7 +35,7 @@ from ipex_inductor.autotune.select import (
     table_of,
 )
 from ipex_inductor.lowerings.problem.provenance import provenance_of
-from ipex_inductor.lowerings.problem.selector_hook import Heard, Offer, arch_of
+from ipex_inductor.lowerings.problem.selector_hook import InductorTimes, Offer, arch_of
 from ipex_inductor.lowerings.select import competing_templates, peaks, prefilter
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import device as target
@@ -234,7 +234,7 @@ def tune_locally(
                 yield problem, str(refused)
 
 
-def store_inductor_times(heard: Iterable[Heard], database: Path) -> None:
+def store_inductor_times(heard: Iterable[InductorTimes], database: Path) -> None:
     """Store times measured by Inductor, marked as such: selection does not trust them."""
     shard = Shard(database)
     try:

@@ -45,7 +45,7 @@ class Begun:
     wait: Callable[[], None]
     modules: Sequence[Any]
 
-    def waited(self) -> "Begun":
+    def wait_compiled(self) -> "Begun":
         """Wait until the graph is compiled and return it; raise what a kernel failed with."""
         self.wait()
         return self
@@ -61,7 +61,7 @@ def compile_choice(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -
     Raises:
         ValueError: the choice is not available, see `begun`.
     """
-    graph = start_choice(problem, choice, inputs).waited()
+    graph = start_choice(problem, choice, inputs).wait_compiled()
     graph.run(inputs)
     return graph.run
 

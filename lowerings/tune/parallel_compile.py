@@ -51,11 +51,11 @@ class Graphs:
             fewest: number of candidates that are started even past the deadline.
             deadline: time of `time.monotonic` after which no further candidates are started.
         """
-        graphs = self._begun(pending, fewest, deadline)
+        graphs = self._start_graphs(pending, fewest, deadline)
         for i, graph in graphs.items():
             self.doing(i)
             if isinstance(graph, Begun):
-                graphs[i] = try_compile(graph.waited)
+                graphs[i] = try_compile(graph.wait_compiled)
         if compat.compilers() > 1:
             failed = [i for i, graph in graphs.items() if isinstance(graph, Exception)]
             for number, i in enumerate(failed):
@@ -65,7 +65,7 @@ class Graphs:
                 graphs[i] = self._compile_alone(i)
         return graphs
 
-    def _begun(self, pending: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
+    def _start_graphs(self, pending: deque[int], fewest: int, deadline: float) -> dict[int, Tried]:
         graphs: dict[int, Tried] = {}
         while pending and len(graphs) < compat.compilers():
             if len(graphs) >= fewest and time.monotonic() > deadline:
@@ -80,7 +80,7 @@ class Graphs:
 
     def _compile_alone(self, number: int) -> Tried:
         with compat.compiles_anew_in_this_process():
-            return try_compile(lambda: self._begin(number).waited())
+            return try_compile(lambda: self._begin(number).wait_compiled())
 
 
 def try_compile(make: Callable[[], Begun]) -> Tried:

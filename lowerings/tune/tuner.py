@@ -92,14 +92,14 @@ class Tuner:
         outcomes = [o for o in out if o.choice in offer.choices]
         if problem.op not in library.CALLS:
             try_compile(
-                default.waited
+                default.wait_compiled
             )  # Otherwise it would compile while Inductor times the others.
         passed, order = self._narrow_candidates(problem, offer, trials, device)
         outcomes += [o for o in passed if o.choice not in [done.choice for done in outcomes]]
         finished = {encode(o.choice) for o in outcomes}
         default_index = offer.choices.index(offer.taken)
         if encode(offer.taken) in finished:
-            try_compile(default.waited)  # Nothing else waits for it.
+            try_compile(default.wait_compiled)  # Nothing else waits for it.
         order.sort(key=lambda i: i != default_index)  # The default graph is already started.
         pending = deque(i for i in order if encode(offer.choices[i]) not in finished)
         graphs = Graphs(
@@ -107,7 +107,7 @@ class Tuner:
         )
         wrong, candidates = self._verify_candidates(graphs, pending, trials, deadline)
         outcomes += wrong
-        measured = self._raced(candidates, trials, device, deadline) if candidates else []
+        measured = self._race_candidates(candidates, trials, device, deadline) if candidates else []
         outcomes += measured
         # Without a measured candidate, no other one was skipped in its favor.
         if not any(o.timing for o in measured):
@@ -175,7 +175,7 @@ class Tuner:
                     right.append((i, *result))
         return wrong, right
 
-    def _raced(
+    def _race_candidates(
         self,
         candidates: Sequence[tuple[int, Candidate, float]],
         trials: Sequence[Trial],

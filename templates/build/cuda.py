@@ -16,7 +16,7 @@ WARP = 32
 
 
 class Launch(NamedTuple):
-    """A launch that `Reader.again` repeats with other numbers, as long as this object exists."""
+    """A launch that `Reader.check_and_count` repeats with new numbers while this object exists."""
 
     stream: int
     tables: tuple[int, ...]

@@ -75,11 +75,12 @@ class Device:
                     self.queue, entry.blob, True, _join_options(source.native)
                 )
             except ShimError as error:
-                say(f"native code of {source.named} is not used: {_first_line(error)}")
+                say(f"native code of {source.kernel_names} is not used: {_first_line(error)}")
                 continue
             if log:  # drivers compile code for another GPU again, from the SPIR-V in it
                 message = log.partition("\n")[0]
-                say(f"native code of {source.named} is not {self.arch}'s to its driver: {message}")
+                names = source.kernel_names
+                say(f"native code of {names} is not {self.arch}'s to its driver: {message}")
                 self._keep(source, module)
             return module
         return None
@@ -113,11 +114,11 @@ class Device:
         return module
 
     def _keep(self, source: Source, module: int) -> None:
-        with _raising_device_error(f"native code of {source.named}"):
+        with _raising_device_error(f"native code of {source.kernel_names}"):
             binaries.keep_native(source, self.arch, self.driver, shim().native(module))
 
     def _into(self, source: Source, code: bytes, native: bool) -> int:
-        with _raising_device_error(f"code of {source.named} for {self.name}"):
+        with _raising_device_error(f"code of {source.kernel_names} for {self.name}"):
             return shim().load(self.queue, code, native, _join_options(source.native))[0]
 
 

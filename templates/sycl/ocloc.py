@@ -31,7 +31,9 @@ def native(source: Source, spirv: bytes, arch: str) -> bytes:
         if done.returncode or not file.exists():
             status = f"status {done.returncode}"
             log = done.stdout + done.stderr
-            raise SyclCompileError(f"{source.named} for {arch} by ocloc", status, "See log.", log)
+            raise SyclCompileError(
+                f"{source.kernel_names} for {arch} by ocloc", status, "See log.", log
+            )
         return file.read_bytes()
 
 

@@ -51,7 +51,7 @@ def key_of(runtime: Runtime) -> Key:
         source=source_digest(),
         tables=(),
         options=pairs({"flags": " ".join(FLAGS)}),
-        problem=pairs({"sycl": runtime.named}),
+        problem=pairs({"sycl": runtime.key_name}),
         architecture=platform.machine(),
         toolkit=pairs({"c++": toolkit.compiler_identity()}),
         triton="",
@@ -83,7 +83,7 @@ def _shim() -> tuple[Shim, bytes] | SyclAbsentError:
     except SyclAbsentError as error:
         return error
     remedy = f"pip install --force-reinstall {wheels.RUNTIME}=={runtime.version}"
-    return SyclAbsentError(f"{runtime.named} to load", message, remedy)
+    return SyclAbsentError(f"{runtime.key_name} to load", message, remedy)
 
 
 def _file(folder: str | Path, blob: bytes) -> Path:
@@ -128,5 +128,5 @@ def _build_library(runtime: Runtime, compiler: str) -> tuple[dict[str, Any], byt
                 f"`ipex-inductor doctor` says what is missing; the headers are {runtime.include}."
             )
             failure = f"{compiler} failed: {message}"
-            raise SyclAbsentError(f"C++ against {runtime.named}", failure, remedy, done.stderr)
+            raise SyclAbsentError(f"C++ against {runtime.key_name}", failure, remedy, done.stderr)
         return {"flags": list(FLAGS)}, library.read_bytes()

@@ -66,7 +66,7 @@ class Source:
             raise ArgumentError("aspects of a device", f"{sorted(odd)}", remedy)
 
     @property
-    def named(self) -> str:
+    def kernel_names(self) -> str:
         """Return the names of the kernels, joined by commas."""
         return ", ".join(entry.name for entry in self.entries)
 

@@ -41,7 +41,7 @@ class Runtime:
         return self.library.parents[1] / "include"
 
     @property
-    def named(self) -> str:
+    def key_name(self) -> str:
         """Return the name in cache keys."""
         return f"{self.soname} of {RUNTIME} {self.version}"
 
@@ -70,7 +70,7 @@ def check_process(installed: Runtime) -> None:
     for file in list_mapped_files("libsycl.so."):
         soname = ".".join(file.name.split(".")[:3])
         if soname != installed.soname:
-            conflict = f"{file} in this process (torch's), and {installed.named} installed"
+            conflict = f"{file} in this process (torch's), and {installed.key_name} installed"
             remedy = f'pip install "{RUNTIME}=={VERSIONS.get(soname, f"the one of {soname}")}"'
             raise SyclAbsentError("one SYCL", conflict, remedy)
 

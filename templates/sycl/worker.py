@@ -99,4 +99,4 @@ def _compile_error(source: Source, lines: list[str], log: str) -> SyclCompileErr
 
 
 def _error(source: Source, failure: str, remedy: str, log: str) -> SyclCompileError:
-    return SyclCompileError(f"code of {source.named}", failure, remedy, log)
+    return SyclCompileError(f"code of {source.kernel_names}", failure, remedy, log)

@@ -120,10 +120,10 @@ class Reader:
 
     @property
     def counts(self) -> bool:
-        """Return whether the library can count versions, which `again` does."""
+        """Return whether the library can count versions, which `check_and_count` does."""
         return self._bump is not None
 
-    def again(
+    def check_and_count(
         self,
         groups: list[dict[str, Any]],
         held: list[dict[str, Any]] | None,

@@ -32,7 +32,7 @@ class Turn(ctypes.Structure):
 class Cells:
     """Step counters of one dtype, all at the count `far`, read and written together.
 
-    By C++ if it can be built; then also in turns that `Reader.again` launches.
+    By C++ if it can be built; then also in turns that `Reader.check_and_count` launches.
     """
 
     def __init__(self, dtype: str, far: float = 0.0) -> None:

@@ -22,7 +22,8 @@ from ipex_inductor.templates.tensor_reader.write_watch import WatchedPages
 # As in weights.cpp: bytes that share one hash, and bytes that one query to the kernel covers.
 BLOCK, ASK = 128, 1 << 22
 SAME, FACTS = -1, -2  # results of `Changed`; others number a weight whose contents differ
-# Inputs of a graph, what `read` returned, and contents or None; returns as `Reader.changed` says.
+# Takes inputs of a graph, what `read` returned, and contents or None; `Reader.make_comparer` says
+# what it returns.
 Changed = Callable[[list[Any], bytes, "Contents | None"], int]
 
 
@@ -52,7 +53,7 @@ class Hashes:
 
 
 class Contents:
-    """The contents of several weights, in the order of `Reader.changed`; None: not compared.
+    """The contents of several weights, in the order of `Reader.make_comparer`; None: not compared.
 
     Args:
         weights: the contents when the results in use were computed from them.
@@ -138,7 +139,7 @@ class Reader:
         """Return the version of each tensor, then how many tensors share its counter."""
         return self._counters(tensors)
 
-    def changed(self, numbers: Sequence[int]) -> Changed:
+    def make_comparer(self, numbers: Sequence[int]) -> Changed:
         """Return a function that compares the graph inputs at the positions `numbers`.
 
         It returns `SAME`, `FACTS` if an identity, version or address differs, or the position in
@@ -224,7 +225,7 @@ def _check(built: Reader) -> None:
     facts_read = built.read(tensors)
     facts = map(id, tensors), (t._version for t in tensors), (t.data_ptr() for t in tensors)
     right = [*memoryview(facts_read).cast("q")] == [number for block in facts for number in block]
-    same = built.changed(range(len(tensors)))([*tensors], facts_read, None) == SAME
+    same = built.make_comparer(range(len(tensors)))([*tensors], facts_read, None) == SAME
     owners = built.owners(tensors)
     counters = [owner.counter for owner in owners]
     counters_differ = counters[0] == counters[3] and len({*counters}) == 3

@@ -70,7 +70,7 @@ class Tile:
 
     def blocks(self, shape: Sequence[int], groups: int) -> Blocks | None:
         """Return the layout of a weight [O, C / groups, h, w] in blocks; None if no group fits."""
-        return Blocks.fitting(shape, groups, self.BLOCK_K, self.BLOCK_N)
+        return Blocks.fit(shape, groups, self.BLOCK_K, self.BLOCK_N)
 
 
 # Of 24 and 48 channels a group the best two of each problem are within 18 %.

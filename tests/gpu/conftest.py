@@ -25,7 +25,7 @@ def _alone(request):
 @pytest.fixture
 def launches(monkeypatch):
     """The launches of each kernel, in order."""
-    made, launch, ask = [], cuda.Kernel.__call__, Reader.again
+    made, launch, ask = [], cuda.Kernel.__call__, Reader.check_and_count
 
     def counted(self, *args):
         made.append(self)
@@ -38,7 +38,7 @@ def launches(monkeypatch):
         return told
 
     monkeypatch.setattr(cuda.Kernel, "__call__", counted)
-    monkeypatch.setattr(Reader, "again", again)
+    monkeypatch.setattr(Reader, "check_and_count", again)
     return made
 
 

@@ -55,12 +55,12 @@ def test_two_templates_compile_in_workers_and_are_right():
     trial = tuner._trial(problem, torch.device("cuda"))
     choices = [call.choice for call in library.calls(problem) if call.parameters][:2]
     graphs = Graphs(problem, choices, trial.inputs, {}, Quiet().doing)
-    begun = graphs._begun(deque([0, 1]), 2, math.inf)
+    begun = graphs._start_graphs(deque([0, 1]), 2, math.inf)
     assert all(map(templates, begun.values()))
     for graph in begun.values():
         assert all(isinstance(kernel, CodeCacheFuture) for kernel in templates(graph))
     for i, graph in begun.items():
-        graph.waited()
+        graph.wait_compiled()
         takes = graph.takes()
         assert 16 < takes["registers"] <= 255
         assert takes["shared_memory"] > 0

@@ -575,7 +575,7 @@ def test_a_weight_is_scaled_in_one_pass_with_the_same_bits_and_strides(shape, dt
         program.Step(cast, (ref(3), dtype), ()),
     )
     whole = program.Program((0, 1), ("", ""), steps, (ref(4),))
-    assert [step and step.op for step in whole._joined] == [None, None, "scaled"]
+    assert [step and step.op for step in whole._fused_steps] == [None, None, "scaled"]
     (got,) = whole.run([weight, factors])
     want = torch.ops.prims.convert_element_type.default(weight, torch.float64) * factors
     want = torch.ops.prims.convert_element_type.default(want, dtype)
@@ -592,7 +592,7 @@ def test_what_somebody_else_reads_is_computed_by_itself(seen):
         program.Step(cast, (ref(3), torch.float32), ()),
     )
     whole = program.Program((0, 1), ("", ""), steps, (ref(4), ref(seen)))
-    assert whole._joined == steps
+    assert whole._fused_steps == steps
     weight, factors = torch.randn(6, 4), torch.randn(6, 1).double()
     got, other = whole.run([weight, factors])
     assert torch.equal(got, (weight.double() * factors).float())

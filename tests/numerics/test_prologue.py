@@ -184,7 +184,7 @@ def test_views_and_widening_casts_stay_where_they_are_free():
 def test_blocks_of_a_grouped_convolution_may_grow(ours):
     """A grouped convolution reads blocks from memory in any case; Inductor makes them in place."""
     shape, groups, around = (12288, 24, 1, 1), 512, ([1, 1], [1, 1], [0, 0], [1, 1])
-    found = Blocks.fitting(shape, groups, 32, 32)
+    found = Blocks.fit(shape, groups, 32, 32)
 
     def fn(x, weight):
         blocks = found.of_weight(weight)

@@ -126,7 +126,7 @@ def test_the_device_and_its_graphs_are_torch_xpus(monkeypatch):
 
         monkeypatch.setattr(torch.cuda, "device", cuda)
         monkeypatch.setattr(torch.xpu, "device", there)
-        with made._there():
+        with made._on_device():
             assert entered == [XPU]
             assert made._lock.locked()
         monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True)

@@ -147,7 +147,7 @@ def test_what_has_no_version_is_not_counted_at_each_step(monkeypatch):
 
 
 class Asked:
-    """What `Reader.again` is asked of the next step, with a launch by a driver of our own."""
+    """Arguments of `Reader.check_and_count` for the next step, launched by a driver of our own."""
 
     def __init__(self, refused=0):
         self.params, self.optimizer = trained()
@@ -196,7 +196,7 @@ class Asked:
         names = [("step", "exp_avg", "exp_avg_sq")]
         facts = self.facts if facts is None else facts
         around = self.groups, held, [self.params], names, self.state
-        told = reader().again(*around, facts, bytes(array("q", every)), last)
+        told = reader().check_and_count(*around, facts, bytes(array("q", every)), last)
         after = versions(written(self.params, self.optimizer))
         (counted,) = {b - a for a, b in zip(before, after, strict=True)}
         return counted, told

@@ -319,7 +319,7 @@ def test_ranks_do_not_wait(home, monkeypatch):
     """With a process group, or where a launcher says that there are several of them."""
 
     def goes_on():
-        with held_elsewhere(1), at_once(), graph_cache.Folder(key(1), never).entered():
+        with held_elsewhere(1), at_once(), graph_cache.Folder(key(1), never).enter():
             assert not single_flight._busy.locked()
 
     store = torch.distributed.HashStore()
@@ -338,7 +338,7 @@ def test_ranks_do_not_wait(home, monkeypatch):
 def test_what_the_backend_compiles_in_holds_the_lock_and_releases_it(home):
     """The folder that torch works in: forward, then a backward that nobody tells the end of."""
     folder = graph_cache.Folder(key(1), never)
-    for entered, part in ((folder.entered, ""), (folder.enter_late, "-backward")):
+    for entered, part in ((folder.enter, ""), (folder.enter_late, "-backward")):
         path = default_store.store().lock_path(key(1), part)
         with entered():
             assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(folder.files.folder)

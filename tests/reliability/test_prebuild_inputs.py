@@ -52,7 +52,7 @@ def test_anything_else_is_told(made):
 def test_sizes_of_a_line():
     last = torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last)
     example = Example("m", model(), (last, 7, torch.zeros(1, dtype=torch.int64)))
-    sized = example.sized("8x3x16..32x32 4")
+    sized = example.with_sizes("8x3x16..32x32 4")
     image, number, labels = sized.inputs
     assert (tuple(image.shape), number, tuple(labels.shape)) == ((8, 3, 32, 32), 7, (4,))
     assert image.is_contiguous(memory_format=torch.channels_last)
@@ -60,7 +60,7 @@ def test_sizes_of_a_line():
     assert sized.dynamic == {0: {2: (16, 32)}}
     for line in ("8x3", "8x3x2x2 4 4", "axb 4", "8x3x2x2 4..", "-1x3x2x2 4"):
         with pytest.raises(ArgumentError, match="sizes of inputs"):
-            example.sized(line)
+            example.with_sizes(line)
 
 
 class Two(nn.Module):
@@ -88,16 +88,16 @@ def test_a_run_is_recorded_and_its_inputs_come_back(op_by_op, tmp_path, monkeypa
     lines = file.read_text().splitlines()
     assert len(lines) == 2
     example = Example("m", two.eval(), ())
-    ranged, trained = map(example.recorded, lines)
+    ranged, trained = map(example.with_record, lines)
     assert set(ranged.kwargs) == {"x", "scale"}
     assert (tuple(ranged.kwargs["x"].shape), ranged.kwargs["x"].stride()) == ((4, 8), (1, 4))
     assert (ranged.dynamic, ranged.training) == ({"x": {0: (2, 16)}}, False)
     # Of other rows than before, so that Dynamo took the second graph for all of them.
     assert (trained.dynamic, trained.training) == ({"x": {0: None}}, True)
     with pytest.raises(ArgumentError, match="a record of this model"):
-        Example("m", model(), ()).recorded(lines[0])
+        Example("m", model(), ()).with_record(lines[0])
     with pytest.raises(ArgumentError, match="a record of ipex_inductor"):
-        example.recorded('{"inputs": 3}')
+        example.with_record('{"inputs": 3}')
 
 
 def test_where_nothing_can_be_written_a_run_goes_on(tmp_path, monkeypatch, caplog):
@@ -223,7 +223,7 @@ def recorded_by(call, net, folder):
     with ipex_inductor.record(compiled, folder), torch.no_grad():
         call(compiled)
     (file,) = folder.iterdir()
-    return [Example("m", net, ()).recorded(line) for line in lines_of(file)]
+    return [Example("m", net, ()).with_record(line) for line in lines_of(file)]
 
 
 def test_flags_and_what_holds_tensors_are_recorded(op_by_op, records):
@@ -288,9 +288,9 @@ def test_eager_and_compiled_in_place_are_recorded_too(records):
     with ipex_inductor.record(net, records), torch.no_grad():
         net(*told(torch.ones(5, 8))[0], dtype=torch.float32)
     assert net._compiled_call_impl is before
-    example = Example("m", net, ()).recorded([*lines_of(records)][-1])
+    example = Example("m", net, ()).with_record([*lines_of(records)][-1])
     assert (example.inputs[0]["x"].shape, example.training) == ((5, 8), False)
-    first = Example("m", net, ()).recorded(next(lines_of(records)))
+    first = Example("m", net, ()).with_record(next(lines_of(records)))
     assert first.training  # gradients were on, and the weights ask for them
 
 
@@ -303,7 +303,7 @@ def test_what_cannot_be_recorded_says_so_twice(records, caplog):
     assert caplog.text.count("a call is not recorded: name is a frozenset") == 1
     (line,) = lines_of(records)
     with pytest.raises(ArgumentError, match=r"got name is a frozenset. Give such arguments in"):
-        Example("m", net, ()).recorded(line)
+        Example("m", net, ()).with_record(line)
     with ipex_inductor.record(net, records):
         pass
     assert "the model was not called" in caplog.text
@@ -353,6 +353,6 @@ def test_what_is_no_call_is_refused(told, said):
 def check_refused(told, said):
     line = json.dumps(told)
     with pytest.raises(ArgumentError, match=r"a record of ipex_inductor") as caught:
-        Example("m", model(), ()).recorded(line)
+        Example("m", model(), ()).with_record(line)
     assert said in str(caught.value)
     assert "Record the run again" in str(caught.value)

@@ -490,4 +490,4 @@ def test_the_verb_ends_with_1_where_a_kernel_is_missing(at_home, one_block, monk
 
 
 def refuses(source, *given, **more):
-    raise worker.SyclCompileError(f"code of {source.named}", "planted", "No more.")
+    raise worker.SyclCompileError(f"code of {source.kernel_names}", "planted", "No more.")

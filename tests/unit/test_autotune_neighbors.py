@@ -95,7 +95,7 @@ def test_a_template_is_taken(case):
     found = asked(problem)
     assert template in found.choice.name or "strips" in found.choice.name
     assert found.source.startswith("shipped there, by a neighbor: ")
-    assert not found.measured
+    assert not found.is_measured
 
 
 @pytest.mark.parametrize("case", SILENT)

@@ -63,9 +63,9 @@ def test_a_record_of_the_size_itself_comes_first(folder):
     keep(folder, product(200), OTHER)
     assert found(product(200), folder).choice == OTHER
     assert found(product(200), folder).source == "recorded"
-    assert found(product(200), folder).measured
+    assert found(product(200), folder).is_measured
     assert found(product(201), folder).choice == FAST
-    assert not found(product(201), folder).measured  # so `autotune run` measures it
+    assert not found(product(201), folder).is_measured  # so `autotune run` measures it
 
 
 def test_the_narrowest_range_serves(folder):
@@ -286,7 +286,7 @@ def test_a_convolution_is_as_at_the_nearest_batch(batch, of, folder):
     selection = near(convolution(batch), folder)
     assert selection.choice == (FAST if of == 1 else OTHER)
     assert selection.source == f"recorded for a batch of {of}"
-    assert not selection.measured  # so it is measured where that is asked for
+    assert not selection.is_measured  # so it is measured where that is asked for
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_what_nobody_measured_is_derived_from_a_gpu_that_is_alike(of_torch):
     found = select.select_by_stand_in(offered, None)
     assert found.keys() == offered.keys()
     assert {each.source for each in found.values()} == {f"derived from {H200}"}
-    assert not any(each.measured for each in found.values())
+    assert not any(each.is_measured for each in found.values())
     same = [found[key].choice == known[encode(problem)].choice for key, problem in there.items()]
     assert all(same)
 

@@ -339,7 +339,7 @@ def test_an_unknown_key_is_refused_unless_allowed(path, tmp_path):
     came = f"{path}, signed by a key that is not trusted ({public.hex()}). If you know whose"
     with pytest.raises(UntrustedError, match=literal(came)):
         open_bundle(path)
-    assert not open_bundle(path, allow_unsigned=True).signer.trusted
+    assert not open_bundle(path, allow_unsigned=True).signer.is_trusted
     trust.add("stranger", public)
     assert open_bundle(path).signer.name == "stranger"
     assert trust.remove("stranger")

@@ -45,7 +45,7 @@ class Machine:
     def settle(self):
         pass
 
-    def timed(self, call):
+    def time_call(self, call):
         self.timings += 1
         before = sum(graph.calls for graph in self.graphs)
         results = call()

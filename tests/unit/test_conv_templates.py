@@ -310,12 +310,12 @@ def test_depthwise_has_its_epilogue_too(lowered):
 def test_a_grouped_weight_comes_back_from_its_blocks(groups, made, each):
     shape = groups * made, each, 3, 2
     weight = torch.randn(shape)
-    found = Blocks.fitting(shape, groups, 32, 32)
+    found = Blocks.fit(shape, groups, 32, 32)
     blocks = found.of_weight(weight)
     assert blocks.shape == (found.count, 6, 32, 32)
     assert blocks.is_contiguous()
     assert blocks.count_nonzero() == weight.count_nonzero(), "all else is zero"
-    assert torch.equal(found.restored(blocks, shape), weight)
+    assert torch.equal(found.to_weight(blocks, shape), weight)
 
 
 def test_grouped_has_its_epilogue_too(lowered):

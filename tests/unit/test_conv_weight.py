@@ -272,9 +272,9 @@ def test_every_call_computes_the_same(text):
     calls = [call for call in library.calls(found) if call.name == NAME]
     assert calls
     for call in calls:
-        result = tuner.function_of(wide, call.whole)(*(each.double() for each in inputs))
+        result = tuner.function_of(wide, call.compute)(*(each.double() for each in inputs))
         torch.testing.assert_close(result, wanted, rtol=1e-12, atol=1e-12)
-        half = tuner.function_of(found, call.whole)(*inputs)
+        half = tuner.function_of(found, call.compute)(*inputs)
         assert half.dtype == torch.bfloat16
         assert (half.double() - wanted).abs().max() <= wanted.abs().max() * 2**-8
 

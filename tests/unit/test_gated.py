@@ -96,7 +96,7 @@ def test_every_call_computes_the_same(unary, biased):
     )
     wanted = UNARY[unary].fn(opening) * opened
     for call in lowering.CALLS:
-        made = tuner.function_of(small, call.whole)(*inputs)
+        made = tuner.function_of(small, call.compute)(*inputs)
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -171,7 +171,7 @@ def together(node):
     if node.target is not torch.ops.ipex.gated_linear.default:
         return None, "choice", "Inductor's"
     (call, *_) = (call for call in lowering.CALLS if call.parameters)
-    return call.whole, "choice", call.name
+    return call.compute, "choice", call.name
 
 
 def rewritten(fn, *sizes, choose=together, dtype=torch.bfloat16, known=4):

@@ -215,7 +215,7 @@ def test_every_call_computes_the_same(name):
     problem = tuner.to_float64(OFFERED[name][0])
     inputs = inputs_of(problem, torch.device("cpu"), seed=0)
     calls = library.calls(OFFERED[name][0])
-    wanted, *others = (tuner.function_of(problem, call.whole)(*inputs) for call in calls)
+    wanted, *others = (tuner.function_of(problem, call.compute)(*inputs) for call in calls)
     torch.testing.assert_close(wanted, tuner.function_of(problem)(*inputs))
     for other in others:  # in fp64, so that only the order of the sums is another
         torch.testing.assert_close(other, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
@@ -504,7 +504,7 @@ def test_a_stem_without_an_op_behind_it_that_libraries_know_may_be_a_template(h2
     gm, _ = placed(
         plain_stem,
         *given,
-        choose=lambda node: (library.calls(offer.problem)[2].whole, "choice", ""),
+        choose=lambda node: (library.calls(offer.problem)[2].compute, "choice", ""),
     )
     torch.testing.assert_close(gm(*given), plain_stem(*given), rtol=1e-12, atol=1e-12)
 

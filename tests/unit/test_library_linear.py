@@ -38,7 +38,7 @@ class Tiled:
     def __call__(self, node):
         self.problems.append(problem_of(node, H200, {}))
         tiles = [c for c in library.calls(self.problems[-1]) if c.parameters]
-        return (tiles[0].whole if tiles else None), "choice", "as told"
+        return (tiles[0].compute if tiles else None), "choice", "as told"
 
 
 @pytest.mark.parametrize("behind", BEHIND)
@@ -112,7 +112,7 @@ class Padded(Tiled):
     def __call__(self, node):
         known = library.calls(problem_of(node, H200, {}))
         found = [call for call in known if call.name == "aten.addmm_padded"]
-        return (found[0].whole if found else None), "choice", "as told"
+        return (found[0].compute if found else None), "choice", "as told"
 
 
 @pytest.mark.parametrize("bias", [True, False])

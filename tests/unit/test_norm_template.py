@@ -132,7 +132,8 @@ PLANTED = None, math.inf, math.nan, LARGEST["float32"]
 READ = [("float32", planted) for planted in PLANTED] + [(dtype, None) for dtype in [*LARGEST][1:]]
 
 def read(reading, addresses, clip, divisor, looks, scalars=None, found=None):
-    clipped, found = reading.clipped() if clip else None, reading.found() if looks else found
+    clipped = reading.allocate_clip() if clip else None
+    found = reading.allocate_flag() if looks else found
     reading.run(addresses, clip, divisor, clipped, found, looks, scalars)
     assert not reading._counters.held.any()  # ready for the next launch, and for a graph's replay
     return clipped, found
@@ -186,13 +187,13 @@ for dtype, planted in READ if EVERY else READ[:2] + READ[3:]:
         for looks in (True, False):
             told = torch.tensor(float(not finite))
             one = norms.Read.__new__(norms.Read)
-            one.clip, one.clipped = 0.01, reading.clipped()
-            one.found_inf = reading.found() if looks else None
+            one.clip, one.clipped = 0.01, reading.allocate_clip()
+            one.found_inf = reading.allocate_flag() if looks else None
             one._reading, one._divisor, one._addresses = reading, scale, addresses
             one._done = False
             around = batches.Scale(1.0, one.clipped.factor, scale, told, one)
             if apart:
-                around.written()
+                around.launch_reading()
             launched.clear()
             batch.run(batch.numbers(groups, around), around)
             parts = 1 if dtype == "float32" else 2
@@ -306,7 +307,11 @@ def test_a_graph_gets_a_reading_that_was_there_before(monkeypatch):
     made, now = [], SimpleNamespace(capturing=False)
 
     def reading(grads):
-        nothing = {"clipped": lambda: None, "found": lambda: None, "load": lambda *_: None}
+        nothing = {
+            "allocate_clip": lambda: None,
+            "allocate_flag": lambda: None,
+            "load": lambda *_: None,
+        }
         made.append(SimpleNamespace(takes=lambda divisor: True, **nothing))
         return made[-1]
 

@@ -102,7 +102,7 @@ def test_every_call_computes_the_same(unary, biased, parts):
     calls = [c for c in lowering.CALLS if c.name in ("aten.convolution", batch_norm_relu.NAME)]
     assert len(calls) == 1 + len(batch_norm_relu.TILES)
     for call in calls:
-        made = tuner.function_of(small, call.whole)(*inputs)
+        made = tuner.function_of(small, call.compute)(*inputs)
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -112,7 +112,7 @@ def test_a_norm_of_its_own_without_scale_and_shift_is_one_too():
     given = x, weight, None, None, None, mean, variance, 1e-5, [], "none", []
     wanted = F.conv2d(F.relu(F.batch_norm(x, mean, variance, eps=1e-5)), weight)
     (call,) = (c for c in lowering.CALLS if c.parameters == vars(batch_norm_relu.TILES[0]))
-    for made in (torch.ops.ipex.conv_preactivated(*given), call.whole(*given)):
+    for made in (torch.ops.ipex.conv_preactivated(*given), call.compute(*given)):
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -202,7 +202,7 @@ def together(node):
     problem = problem_of(node, h200.NAME, {})
     assert len(operands_by_name(problem)) == len(problem.operands), "each operand has a name"
     call = next(call for call in lowering.CALLS if call.name == batch_norm_relu.NAME)
-    return call.whole, "choice", call.name
+    return call.compute, "choice", call.name
 
 
 def rewritten(fn, *sizes, choose=together, changing=(), dtype=torch.bfloat16):

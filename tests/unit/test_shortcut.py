@@ -93,7 +93,7 @@ def test_every_call_computes_the_same(stride):
     wanted = tuner.function_of(small)(*inputs)
     assert wanted.count_nonzero() > wanted.numel() / 3
     for call in [*calls, *(c for c in shortcut.CALLS if c.name == shortcut.BOXES)]:
-        made = tuner.function_of(small, call.whole)(*inputs)
+        made = tuner.function_of(small, call.compute)(*inputs)
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
 
 
@@ -131,7 +131,7 @@ def together(node):
     """Who chooses the template wherever it is asked."""
     if node.target is torch.ops.ipex.conv_shortcut.default:
         call = next(c for c in shortcut.CALLS if c.name == shortcut.BOXES)
-        return call.whole, "choice", "as told"
+        return call.compute, "choice", "as told"
     return None, "choice", "left"
 
 

@@ -90,7 +90,7 @@ def test_every_call_computes_the_same(layout, biased):
     wanted = tuner.function_of(small)(*inputs)
     assert wanted.shape == (2, 64, 6, 8)
     for call in calls:
-        made = tuner.function_of(small, call.whole)(*inputs)
+        made = tuner.function_of(small, call.compute)(*inputs)
         torch.testing.assert_close(made, wanted, rtol=1e-12, atol=1e-12, check_stride=True)
 
 
@@ -138,7 +138,7 @@ def together(node):
     """Who chooses the template wherever it is asked."""
     if node.target is torch.ops.ipex.conv_pool.default:
         call = next(c for c in small_channel_pool.CALLS if c.name == small_channel_pool.NAME)
-        return call.whole, "choice", "as told"
+        return call.compute, "choice", "as told"
     return None, "choice", "left"
 
 

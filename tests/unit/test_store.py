@@ -426,7 +426,7 @@ def test_a_dead_remote_costs_one_timeout(path, caplog, monkeypatch, kind):
         time.sleep(30)
 
     if kind != "unknown":
-        monkeypatch.setattr(remote, "_fetched", fetched)
+        monkeypatch.setattr(remote, "_fetch", fetched)
     begun = time.monotonic()
     store = Store(path, remotes=[remote])
     for number in range(20):

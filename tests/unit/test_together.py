@@ -129,7 +129,7 @@ def test_code_is_loaded_while_its_kernels_compile():
         begun = kernels(graph)
         assert begun
         assert all(isinstance(kernel, CodeCacheFuture) for kernel in begun)
-        graph.waited()
+        graph.wait_compiled()
     assert not any(isinstance(kernel, CodeCacheFuture) for kernel in kernels(graph))
     # The same product by the same kernel, then nothing that rounds.
     torch.testing.assert_close(graph.run(inputs), torch.bmm(*inputs).relu(), rtol=0, atol=0)
@@ -200,10 +200,10 @@ with described_gpu.device(find_target("h200")), torch.no_grad(), torch._inductor
     with FakeTensorMode(allow_non_fake_inputs=True):
         inputs = [empty(o, torch.device("cuda:0")) for o in problem.operands]
         graphs = together.Graphs(problem, choices, inputs, {}, doing)
-        begun = graphs._begun(collections.deque([0, 1]), 2, math.inf)
+        begun = graphs._start_graphs(collections.deque([0, 1]), 2, math.inf)
         print(counters["inductor"]["async_compile_cache_hit"])
         print(*(kind for graph in begun.values() for kind in kinds(graph)))
-        print(*(kind for graph in begun.values() for kind in kinds(graph.waited())))
+        print(*(kind for graph in begun.values() for kind in kinds(graph.wait_compiled())))
     shutdown_compile_workers()
 """
 

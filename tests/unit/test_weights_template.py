@@ -95,7 +95,7 @@ def test_it_sees_what_python_sees(name):
     assert (before[0] != after[0]) is (before[1] != after[1]) is seen
     assert both(mine)[0] == both(mine)[1]
     for reader in (READER, PYTHON):
-        changed = reader.changed(range(len(mine)))
+        changed = reader.make_comparer(range(len(mine)))
         assert changed(mine, before[0], None) == (FACTS if seen else SAME)
         assert changed(mine, after[0], None) == SAME
     del kept
@@ -113,7 +113,7 @@ def test_tensors_without_versions_have_one_that_stays():
 def test_only_inputs_with_these_numbers_count():
     mine = weights()
     inputs = [torch.randn(1), mine[0], 3, mine[2]]  # sizes are inputs too
-    read, changed = READER.read((mine[0], mine[2])), READER.changed([1, 3])
+    read, changed = READER.read((mine[0], mine[2])), READER.make_comparer([1, 3])
     assert changed(inputs, read, None) == SAME
     inputs[0] = None
     assert changed(inputs, read, None) == SAME
@@ -124,7 +124,7 @@ def test_only_inputs_with_these_numbers_count():
 
 
 def test_a_tensor_that_lost_its_version_is_not_the_same():
-    mine, changed = weights()[0], READER.changed([0])
+    mine, changed = weights()[0], READER.make_comparer([0])
     read = READER.read((mine,))
     with torch.inference_mode():
         other = nn.Parameter(torch.ones(2))
@@ -142,7 +142,7 @@ def test_any_byte_that_changes_is_found_in_turn(reader):
     """Of sizes around those of a block and of a word, in one round of all contents."""
     sizes = (1, 3, 7, 8, 9, 31, 63, 64, 65, 255, 256, 257, 1000, 70_000)
     mine = [torch.randint(0, 255, (size,), dtype=torch.uint8) for size in sizes]
-    read, changed = reader.read(tuple(mine)), reader.changed(range(len(mine)))
+    read, changed = reader.read(tuple(mine)), reader.make_comparer(range(len(mine)))
     contents = contents_of(reader, mine, 1 << 20)
     for number, tensor in enumerate(mine):
         for place in {0, len(tensor) // 2, len(tensor) - 1}:
@@ -158,7 +158,7 @@ def test_any_byte_that_changes_is_found_in_turn(reader):
 
 def test_one_sample_of_each_weight_shows_a_write_to_all_of_it():
     mine = [torch.randn(300, 300) for _ in range(20)]
-    read, changed = READER.read(tuple(mine)), READER.changed(range(20))
+    read, changed = READER.read(tuple(mine)), READER.make_comparer(range(20))
     contents = contents_of(READER, mine, 0)
     for number in range(20):
         mine[number].numpy().__imul__(-1)  # signs alone
@@ -170,7 +170,7 @@ def test_one_sample_of_each_weight_shows_a_write_to_all_of_it():
 def test_samples_are_drawn_anew_and_the_turn_goes_on():
     """One element of 90,000 is found in turn within one round, and by samples alone at last."""
     mine = [torch.randn(300, 300)]
-    read, changed = READER.read(tuple(mine)), READER.changed([0])
+    read, changed = READER.read(tuple(mine)), READER.make_comparer([0])
     for limit, most in ((1 << 14, 300 * 300 * 4 // (1 << 14) + 1), (0, 50_000)):
         contents = contents_of(READER, mine, limit)
         mine[0].numpy()[150, 150] += 1
@@ -216,8 +216,8 @@ def test_all_are_read_in_one_call_and_computed_when_one_changes(monkeypatch):
     asked = []
 
     class Counted(weights_cpp.Reader):
-        def changed(self, numbers):
-            changed = super().changed(numbers)
+        def make_comparer(self, numbers):
+            changed = super().make_comparer(numbers)
             return lambda *args: asked.append(len(numbers)) or changed(*args)
 
     counted = Counted(**vars(READER))

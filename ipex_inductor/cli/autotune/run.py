@@ -77,7 +77,9 @@ def autotune_run(
     )
     folder = into or default_folder()
     known_selections = {} if again else lookup([encode(p) for p in problems], folder)
-    pending = [p for p in problems if not (s := known_selections.get(encode(p))) or not s.measured]
+    pending = [
+        p for p in problems if not (s := known_selections.get(encode(p))) or not s.is_measured
+    ]
     source = _source(pending, budget, engine, address, device)
     outcomes, stopped = _collect_outcomes(source, len(pending), folder)
     selections = lookup([encode(p) for p in problems], folder)

@@ -39,16 +39,16 @@ def _sycl() -> Finding:
     if process.returncode:
         message = process.stderr.strip().rpartition("\n")[2] or f"exit status {process.returncode}"
         advice = f"pip install --force-reinstall {wheels.RUNTIME}=={runtime.version}"
-        return "warn", f"{runtime.named} does not work: {message}", advice
+        return "warn", f"{runtime.key_name} does not work: {message}", advice
     devices_found = json.loads(process.stdout.splitlines()[-1])
     if devices_found and isinstance(devices_found[0], str):
         actual, advice = devices_found
-        return "warn", f"{runtime.named}: {actual}", advice
+        return "warn", f"{runtime.key_name}: {actual}", advice
     if not devices_found:
         advice = 'pip install "ipex-inductor[sycl-cpu]" for the CPU; a GPU needs its driver'
-        return "warn", f"{runtime.named} sees no device", advice
+        return "warn", f"{runtime.key_name} sees no device", advice
     devices = (f"{d['name']} ({d['type']}, {d['backend']} {d['driver']})" for d in devices_found)
-    return "ok", f"{runtime.named}: {'; '.join(devices)}", ""
+    return "ok", f"{runtime.key_name}: {'; '.join(devices)}", ""
 
 
 def _ocloc() -> Finding:

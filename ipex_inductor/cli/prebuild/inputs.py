@@ -55,7 +55,7 @@ def examples(
         ][::-1]
     if shapes is not None:
         examples_found = [
-            example.sized(line) for example in examples_found for line in lines_of(shapes)
+            example.with_sizes(line) for example in examples_found for line in lines_of(shapes)
         ]
     if record is None:
         return examples_found, []
@@ -72,7 +72,7 @@ def _match_records(models: "list[Example]", folder: Path) -> "tuple[list[Example
     for line in lines_of(folder):
         for model_example in models:
             try:
-                example = model_example.recorded(line)
+                example = model_example.with_record(line)
             except ArgumentError as error:
                 refusals.append(str(error))
                 continue

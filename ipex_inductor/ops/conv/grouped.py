@@ -21,9 +21,7 @@ class Blocks:
     columns: int
 
     @classmethod
-    def fitting(
-        cls, shape: Sequence[int], groups: int, terms: int, columns: int
-    ) -> "Blocks | None":
+    def fit(cls, shape: Sequence[int], groups: int, terms: int, columns: int) -> "Blocks | None":
         """Return blocks of as many groups as fit; None if no group fits.
 
         Args:
@@ -53,7 +51,7 @@ class Blocks:
         missing = self.columns - self.size * group_out, self.terms - self.size * group_in
         return F.pad(dense, (0, missing[0], 0, missing[1])).contiguous()
 
-    def restored(self, blocks: Tensor, shape: Sequence[int]) -> Tensor:
+    def to_weight(self, blocks: Tensor, shape: Sequence[int]) -> Tensor:
         """Return the weight of the given shape that `of_weight` arranged as `blocks`."""
         group_out, group_in = shape[0] // self.groups, shape[1]
         dense = blocks[:, :, : self.size * group_in, : self.size * group_out]
@@ -99,9 +97,9 @@ def conv_grouped(
         tile: parameters of the template.
     """
     shape = columns, x.shape[1] // groups, *window
-    layout = Blocks.fitting(shape, groups, *blocks.shape[2:])
+    layout = Blocks.fit(shape, groups, *blocks.shape[2:])
     assert layout is not None
-    weight = layout.restored(blocks, shape)
+    weight = layout.to_weight(blocks, shape)
     return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation, groups)).contiguous()
 
 

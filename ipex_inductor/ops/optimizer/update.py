@@ -28,7 +28,7 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Held:
+class HostScalar:
     """An operand of one element whose value is read at each call."""
 
     operand: int
@@ -40,11 +40,11 @@ class Row:
 
     columns: tuple[int, ...]
     step: int | None
-    numbers: tuple[float | Held, ...]
+    numbers: tuple[float | HostScalar, ...]
 
 
 @dataclass(frozen=True)
-class Made:
+class Allocated:
     """A tensor that a graph allocates and returns."""
 
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ class Program:
 
     device: str
     attributes: tuple[str, ...]
-    made: tuple[Made, ...]
+    allocated: tuple[Allocated, ...]
     written: tuple[int, ...]
     outputs: tuple[int | None, ...]
     updates: dict[Update, list[Row]] = field(default_factory=dict)

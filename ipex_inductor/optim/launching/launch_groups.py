@@ -59,14 +59,14 @@ class Scale:
         readable = all(t.dtype is torch.float32 for t in scaler_tensors)
         return readable and all(t.device == device for t in self.tensors)
 
-    def written(self) -> None:
+    def launch_reading(self) -> None:
         """Launch what writes the tensors, if it has not run yet."""
         if self.reading is not None:
             self.reading.run(found_inf=self.found_inf)
 
     def read(self) -> "Scale":
         """Return the scale as one number; the host waits for the GPU."""
-        self.written()
+        self.launch_reading()
         number = self.number if self.divisor is None else self.number / float(self.divisor)
         return Scale(number if self.factor is None else number * float(self.factor))
 

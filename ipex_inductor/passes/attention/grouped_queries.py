@@ -60,7 +60,7 @@ class Group:
     def __str__(self) -> str:
         return f"{self.times} heads of queries share keys"
 
-    def apart(self) -> Calls:
+    def group_rows(self) -> Calls:
         """Return the method calls that make the queries of a group rows of one head.
 
         They turn queries [B, heads, rows, D], or a mask by heads, into [B, heads of keys, all rows,
@@ -68,8 +68,8 @@ class Group:
         """
         return [("unflatten", 1, (-1, self.times)), ("flatten", 2, 3)]
 
-    def together(self) -> Calls:
-        """Return the method calls that undo `apart` on the result."""
+    def ungroup_rows(self) -> Calls:
+        """Return the method calls that undo `group_rows` on the result."""
         last = ("permute", 0, 3, 1, 2, 4), ("flatten", 2, 3), ("transpose", 1, 2)
         return [("unflatten", 2, (self.times, self.rows)), *last]
 
@@ -78,7 +78,7 @@ class Group:
         new: Calls = [("unsqueeze", 0)] * (4 - len(shape))
         by_head, by_row = ([1] * (4 - len(shape)) + [*shape])[1:3]
         if by_head == heads and (by_row == self.rows):
-            return new + self.apart()
+            return new + self.group_rows()
         if by_head != 1:
             raise Refused("the mask does not have the heads and rows of the scores")
         if by_row == 1:
@@ -103,7 +103,7 @@ def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
         with graph.inserting_before(node):
             arguments_after = {k: v for k, v in call.items() if k != "enable_gqa"}
             arguments_after |= {"key": group.keys, "value": group.values}
-            arguments_after["query"] = methods(call["query"], group.apart())
+            arguments_after["query"] = methods(call["query"], group.group_rows())
             if isinstance(mask := call.get("attn_mask"), Node):
                 calls = group.of_mask(example(mask).shape, example(call["query"]).shape[1])
                 arguments_after["attn_mask"] = methods(mask, calls)
@@ -112,7 +112,7 @@ def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
                 **node.meta,
                 "example_value": compute_fake_attention(map_arg(arguments_after, example)),
             }
-            result = methods(attention, group.together())
+            result = methods(attention, group.ungroup_rows())
             result = methods(result, _match_strides(example(result), example(node)))
         node.replace_all_uses_with(result)
         graph.erase_node(node)
@@ -226,7 +226,7 @@ def _check(node: Node, group: Group) -> None:
     if not is_fused(fake_call):
         raise Refused("torch has no fused kernel for the rewritten call")
     wanted = example(node)
-    result = apply_methods(compute_fake_attention(fake_call), group.together())
+    result = apply_methods(compute_fake_attention(fake_call), group.ungroup_rows())
     if not same(result.shape, wanted.shape) or result.dtype != wanted.dtype:
         raise Refused("the result would have another shape or dtype")
     _match_strides(result, wanted)
@@ -238,7 +238,7 @@ def _change_arguments(call: dict[str, Any], group: Group) -> dict[str, Any]:
         name: map_arg(part, example) for name, part in call.items() if name != "enable_gqa"
     }
     heads, mask = fake_call["query"].shape[1], fake_call.get("attn_mask")
-    fake_call |= {"query": apply_methods(fake_call["query"], group.apart())}
+    fake_call |= {"query": apply_methods(fake_call["query"], group.group_rows())}
     if mask is not None:
         fake_call |= {"attn_mask": apply_methods(mask, group.of_mask(mask.shape, heads))}
     return fake_call | {"key": example(group.keys), "value": example(group.values)}

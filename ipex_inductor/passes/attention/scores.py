@@ -69,7 +69,7 @@ class Scores:
         return tuple(node for _, _, taken in self.steps for node in taken)
 
     @property
-    def filled(self) -> bool:
+    def has_fill(self) -> bool:
         """True if some step replaces scores by a constant."""
         return any(step is _fill for step, _, _ in self.steps)
 
@@ -189,7 +189,7 @@ def _read_add(node: Node) -> Scores:
         raise Refused("what is added is scaled")
     if not isinstance(mask, Node) or not isinstance(value(mask), Tensor):
         raise Refused("a number is added to the scores")
-    if scores.filled and dtype(node) == torch.float16:
+    if scores.has_fill and dtype(node) == torch.float16:
         raise Refused("in float16, a mask is added to masked scores")
     return scores.then(_add, dtype(node), of=[mask])
 
@@ -227,7 +227,7 @@ def _read_where(node: Node) -> Scores:
 
 def _read_cast(node: Node) -> Scores:
     scores = _read(node.args[0])
-    if scores.filled and dtype(node) != torch.float32:
+    if scores.has_fill and dtype(node) != torch.float32:
         raise Refused(f"masked scores are rounded to {dtype(node)}")
     return scores.then(_to, dtype(node))
 

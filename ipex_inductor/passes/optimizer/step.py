@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor.ops.optimizer.update import Made, Program
+from ipex_inductor.ops.optimizer.update import Allocated, Program
 from ipex_inductor.passes.engine.source import FUSED_STEPS
 from ipex_inductor.passes.optimizer import fused_steps
 from ipex_inductor.passes.optimizer.terms import ALIASES, Cell, Reading, Terms, UnreadError
@@ -53,7 +53,9 @@ def program_of(gm: torch.fx.GraphModule) -> tuple[Program, list[Tensor]]:
     program = Program(
         device=str(writing.device),
         attributes=tuple(operands.attributes),
-        made=tuple(Made(tuple(t.shape), t.stride(), dtype_name(t)) for t in examples[held_count:]),
+        allocated=tuple(
+            Allocated(tuple(t.shape), t.stride(), dtype_name(t)) for t in examples[held_count:]
+        ),
         written=tuple(n for n in writing.written if n < held_count),
         outputs=outputs,
         updates=writing.updates(),

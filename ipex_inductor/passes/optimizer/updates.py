@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops.optimizer.update import Held, Row, Update
+from ipex_inductor.ops.optimizer.update import HostScalar, Row, Update
 from ipex_inductor.passes.optimizer.terms import Cell, Term, Terms, UnreadError
 
 # Ints that are literals in lines. Floats are arguments, else each rate needs its own kernel.
@@ -70,7 +70,7 @@ class Writing:
         if not rows_of:
             raise UnreadError("no tensor is written")
         numbers = {n for rows in rows_of.values() for row in rows for n in row.numbers}
-        if any(isinstance(n, Held) and n.operand in counted for n in numbers):
+        if any(isinstance(n, HostScalar) and n.operand in counted for n in numbers):
             raise UnreadError("a step that one parameter counts and another reads")
         return rows_of
 
@@ -150,7 +150,7 @@ class Writing:
         text = {self.leaves[n]: name for n, name in names.items()}
         for n in steps:
             text |= {self.cells[n].term: "now", self.leaves[n]: "before"}
-        numbers: dict[str, float | Held] = {}
+        numbers: dict[str, float | HostScalar] = {}
         scalars = ["now = step", "before = step - 1"] if steps else []
         lines: list[str] = []
         read = {a for term in below for a in term.terms}
@@ -206,9 +206,9 @@ class Writing:
     def _dtype(self, operand: int) -> str:
         return dtype_name(self.examples[operand])
 
-    def _held_as(self, number: float | Held) -> str:
+    def _held_as(self, number: float | HostScalar) -> str:
         """Return the dtype of a number that a device holds; "" for numbers known to the host."""
-        example = self.examples[number.operand] if isinstance(number, Held) else None
+        example = self.examples[number.operand] if isinstance(number, HostScalar) else None
         return "" if example is None or example.device.type == "cpu" else dtype_name(example)
 
     def _names(self, operands: Sequence[int], below: Sequence[Term]) -> dict[int, str]:
@@ -233,12 +233,12 @@ def _device(examples: Sequence[Tensor]) -> torch.device:
     return accelerators.pop()
 
 
-def _number(term: Term, numbers: dict[str, float | Held]) -> str:
+def _number(term: Term, numbers: dict[str, float | HostScalar]) -> str:
     value = term.args[0]
     if term.op == "const" and type(value) is int and value in LITERALS:
         return str(value) if value >= 0 else f"({value})"
     name = f"n{len(numbers)}"
-    numbers[name] = Held(value) if term.op == "leaf" else float(value)
+    numbers[name] = HostScalar(value) if term.op == "leaf" else float(value)
     return name
 
 

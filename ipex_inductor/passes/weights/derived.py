@@ -246,7 +246,7 @@ class DerivedWeights:
 
     def _settle(self, inputs: list[Any], checks: list[Check]) -> list[torch.Tensor]:
         if self._changed is _never_read:
-            self._changed = any_reader().changed(self._numbers)
+            self._changed = any_reader().make_comparer(self._numbers)
         weights = self._weights(inputs)
         snapshot = self._snapshots.get(tuple(map(id, weights)))
         in_doubt = weight_access.settle(snapshot.storages if snapshot else None)
@@ -258,7 +258,7 @@ class DerivedWeights:
             doubtful = [w for w in weights if any_reader().storage_of(w) in in_doubt]
             if sum(w.nbytes for w in doubtful) > FULL:
                 reason = "their memory was handed out, and may be written at any time"
-                raise snapshot.left(weights, MOST_CALLS, reason)
+                raise snapshot.give_up(weights, MOST_CALLS, reason)
         values = self._current_values(snapshot, inputs, checks)
         if values is None:
             checks.clear()
@@ -294,7 +294,7 @@ class DerivedWeights:
         storages = [open_storage(w) for w in weights]  # held, so that no address is reused
         read = any_reader().read(weights)
         if self.has_plain_graph and sum(doubt.size for doubt in doubts) > FULL:
-            raise snapshot.left(weights, MOST_CALLS, doubts[0].reason)
+            raise snapshot.give_up(weights, MOST_CALLS, doubts[0].reason)
         parts = [
             shared_part(program, select(snapshot.key), self._captured)
             for program, select in self._programs
@@ -357,7 +357,7 @@ class DerivedWeights:
         if self.has_plain_graph and snapshot.unpaid >= weight_snapshot.UNPAID:
             times = weight_snapshot.UNPAID
             reason = f"they changed {times} times within fewer calls than computing pays for"
-            raise snapshot.left(weights, calls, reason)
+            raise snapshot.give_up(weights, calls, reason)
 
     def _hashes(self, parts: "Sequence[Part]", count: int) -> list[AnyHashes]:
         """Return the contents that the results were computed from, in the order of the weights."""

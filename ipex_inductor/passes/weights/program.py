@@ -111,7 +111,7 @@ class Program:
         values: list[Any] = list(weights)
         # Inference tensors could not be written again outside of inference mode.
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-            for step in self._joined:
+            for step in self._fused_steps:
                 if step is None:
                     values.append(None)
                     continue
@@ -123,7 +123,7 @@ class Program:
         return [values[ref.index] for ref in self.outputs]
 
     @functools.cached_property
-    def _joined(self) -> tuple[Step | None, ...]:
+    def _fused_steps(self) -> tuple[Step | None, ...]:
         """The steps, with upcast, scaling and rounding fused; None for steps that were fused."""
         plan: list[Step | None] = list(self.steps)
         taken: Counter[int] = Counter(ref.index for ref in self.outputs)

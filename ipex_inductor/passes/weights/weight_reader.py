@@ -58,8 +58,8 @@ class PythonReader:
         with torch._C.DisableTorchFunction():
             return _storage(tensor)
 
-    def changed(self, numbers: Sequence[int]) -> Changed:
-        """Return a function that compares weights, as `Reader.changed` does.
+    def make_comparer(self, numbers: Sequence[int]) -> Changed:
+        """Return a function that compares weights, as `Reader.make_comparer` does.
 
         It compares one chunk of contents a call.
         """

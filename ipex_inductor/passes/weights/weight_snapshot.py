@@ -81,7 +81,7 @@ class Snapshot:
             users = (user for user in part.users if user() not in (None, self))
             part.users = (*users, weakref.ref(self))
 
-    def left(self, weights: tuple[torch.Tensor, ...], calls: int, reason: str) -> PlainGraph:
+    def give_up(self, weights: tuple[torch.Tensor, ...], calls: int, reason: str) -> PlainGraph:
         """Give up the results; return the request for the graph without them.
 
         Args:
