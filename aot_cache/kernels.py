@@ -79,7 +79,7 @@ def by_any_compiler(key: Key) -> Iterator[Entry]:
 
 
 def _note(key: Key) -> None:
-    """Record a requested key for `looked_for`."""
+    """Record a requested key for `record_keys`."""
     if (keys := _looked_for.get()) is not None:
         keys.append(key)
 

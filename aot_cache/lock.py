@@ -28,7 +28,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True)
 class Lock:
-    """The result of `held`.
+    """The result of `hold_lock`.
 
     `file`: descriptor of the locked file, or None. `waited`: seconds; 0.0 if no other process held
     it.

@@ -102,8 +102,8 @@ def calls(
     summed = functools.partial(mkldnn._convolution_pointwise_.binary, other, x, packed, bias)
     yield "kept", ours
     word = UNARY[unary]
-    last = word.word, scalars, word.algorithm
-    behind = None if unary == "none" else word.word, scalars, word.algorithm
+    last = word.onednn_name, scalars, word.algorithm
+    behind = None if unary == "none" else word.onednn_name, scalars, word.algorithm
     yield "torch", (lambda: summed(*place, "add", 1.0, *behind)) if added else lambda: plain(*last)
 
 

@@ -78,7 +78,7 @@ def compress_files(blob: bytes) -> bytes:
 def unpack(
     blob: bytes, folder: Path, without: Callable[[str, bytes], bool] = lambda name, data: False
 ) -> frozenset[str]:
-    """Write files that `packed` packed into `folder`, except existing files; return all names.
+    """Write files that `pack_files` packed into `folder`, except existing files; return all names.
 
     Files for which `without(name, data)` is true are left out.
 
@@ -108,7 +108,7 @@ def _update_paths(path: Path, data: bytes) -> bytes:
 
 
 def unpack_files(blob: bytes) -> dict[str, bytes]:
-    """Return the files that `packed` packed; raise `ValueError` for names that could lead out."""
+    """Return files that `pack_files` packed; raise `ValueError` for names that could lead out."""
     if blob.startswith(_SMALLER):
         try:
             blob = zlib.decompress(blob[len(_SMALLER) :])

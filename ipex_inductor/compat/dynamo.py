@@ -44,7 +44,7 @@ def around_next_compile(begin: Callable[[], None], end: Callable[[], None]) -> N
         at_end_of_compile(run_end)
 
     def run_end() -> None:
-        if run_begin in starts:  # and not earlier: torch goes through the list as `begun` is called
+        if run_begin in starts:  # and not earlier: `run_begin` is called out of this list
             starts.remove(run_begin)
         end()
 

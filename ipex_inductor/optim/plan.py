@@ -61,7 +61,7 @@ class Plan:
         return self._ran is not None and all(batch.ready() for batch in self._ran)
 
     def have(self, numbers: list["array[float]"]) -> bool:
-        """Pass `numbers` of the next step to `Reader.check_and_count`; return whether it may launch."""
+        """Pass the next `numbers` to `Reader.check_and_count`; return whether it may launch."""
         if self._ran is None or not all(batch.stays() for batch in self._ran):
             return False
         for batch, group_numbers in zip(self._ran, numbers, strict=True):

@@ -137,7 +137,7 @@ def _lasts(group: Mapping[str, Any]) -> bool:
 
 
 class Seen(NamedTuple):
-    """Result of `again`: addresses of gradients, their holder, and whether all launches ran."""
+    """Result of `compare_tensors`: gradients' addresses and holder, whether all launches ran."""
 
     addresses: "array[int]"
     kept: object

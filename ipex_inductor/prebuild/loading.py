@@ -121,7 +121,7 @@ class LoadedModel:
                 wanted = repr(fixed) if about is None else str(about)
                 advice = "The code is for those sizes alone; package the model for others too."
                 raise ArgumentError(f"{wanted} as input {number}", why, advice)
-        return {number: about.laid_out(leaves[number]) for number, about in self._inputs}
+        return {number: about.lay_out(leaves[number]) for number, about in self._inputs}
 
 
 def load(
@@ -239,7 +239,7 @@ def _lay_out_weights(
         more = f" and {len(wrong) - 3} more" * (len(wrong) > 3)
         advice = "Give the state dict of a model like the one that was packaged."
         raise ArgumentError("its weights", "; ".join(wrong[:3]) + more, advice)
-    return {name: about.laid_out(weights[name]) for name, about in package.weights.items()}
+    return {name: about.lay_out(weights[name]) for name, about in package.weights.items()}
 
 
 def _tensor(data: bytes, about: Described) -> Tensor:

@@ -34,7 +34,7 @@ class Described(msgspec.Struct, frozen=True):
             return ""
         return f"{short_name(value.dtype)}{list(value.shape)} on {value.device}"
 
-    def laid_out(self, value: Tensor) -> Tensor:
+    def lay_out(self, value: Tensor) -> Tensor:
         """Return the tensor, or a copy that has the required strides."""
         value = value.detach().resolve_conj().resolve_neg()
         if value.stride() == self.strides or not value.numel():
@@ -46,7 +46,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A `Step` as JSON; see `encoded` for its arguments."""
+    """A `Step` as JSON; see `encode` for its arguments."""
 
     op: str
     args: tuple[Any, ...]
@@ -145,7 +145,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """Return the argument that `encoded` wrote."""
+    """Return the argument that `encode` wrote."""
     if isinstance(value, list | tuple):
         return [decode(part) for part in value]
     if not isinstance(value, dict):

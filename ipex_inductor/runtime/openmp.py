@@ -44,7 +44,7 @@ def bind(cores: Sequence[int], free: Iterable[int]) -> None:
 
     Args:
         cores: one core per thread.
-        free: cores of this thread inside `unbound`.
+        free: cores of this thread inside `unbind`.
     """
     _set_threads(len(cores), len(cores))
     in_each(len(cores), lambda number: os.sched_setaffinity(0, {cores[number]}))

@@ -56,7 +56,7 @@ class Target:
     source: str = "torch, on this machine"
 
     def __str__(self) -> str:
-        """Return a text that `described` parses, fit for a command line: `sm_90:NVIDIA-H200`."""
+        """Return a text that `find_target` parses, fit for a command line: `sm_90:NVIDIA-H200`."""
         return f"{self.arch}:{_strip_marks(self.name)}"
 
     @property

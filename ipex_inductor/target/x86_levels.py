@@ -90,7 +90,7 @@ def target_level(level: Level) -> Iterator[None]:
 
 @contextmanager
 def compile_ahead(level: Level) -> Iterator[None]:
-    """Compile for a level as in `described`, and look up and store graphs under this level only."""
+    """Compile for a level as in `target_level`; look up and store graphs under this level only."""
     token = _ahead.set(level)
     try:
         with target_level(level):
@@ -100,7 +100,7 @@ def compile_ahead(level: Level) -> Iterator[None]:
 
 
 def compiled_ahead() -> Level | None:
-    """Return the level of `ahead` in this thread, or None."""
+    """Return the level of `compile_ahead` in this thread, or None."""
     return _ahead.get()
 
 

@@ -70,7 +70,7 @@ def _conv(
     """
     activation = UNARY[unary]
     tensors = [channels_last(x), weight if packed else channels_last(weight)]
-    epilogue: list[Any] = [activation.word, scalars, activation.algorithm]
+    epilogue: list[Any] = [activation.onednn_name, scalars, activation.algorithm]
     if transposed:
         op = torch.ops.mkldnn._convolution_transpose_pointwise.default
         constants = [padding, output_padding, stride, dilation, groups, *epilogue]
@@ -80,7 +80,7 @@ def _conv(
     else:
         op = torch.ops.mkldnn._convolution_pointwise.binary
         tensors.insert(1, channels_last(other))
-        epilogue[0] = None if unary == "none" else activation.word
+        epilogue[0] = None if unary == "none" else activation.onednn_name
         constants = [padding, stride, dilation, groups, binary, 1.0, *epilogue]
     if bias is None:
         constants.insert(0, None)

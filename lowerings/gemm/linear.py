@@ -52,7 +52,7 @@ def _linear(
     """
     op, activation = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
     tensors = [_contiguous(x), weight if packed else _contiguous(weight)]
-    constants: list[Any] = [activation.word, scalars, activation.algorithm]
+    constants: list[Any] = [activation.onednn_name, scalars, activation.algorithm]
     if other is not None:
         tensors.insert(1, _contiguous(other))
         constants = [binary]

@@ -66,7 +66,7 @@ def _with_epilogue(problem: Problem) -> list[Call]:
 class Chooser:
     """Select the kernel for each node of one graph; called by `passes/fusion/library.py`.
 
-    The candidates are reported through `selector_hook.tell`.
+    The candidates are reported through `selector_hook.add_offer`.
 
     Args:
         selected: selections by encoded problem.

@@ -59,7 +59,7 @@ def compile_choice(problem: Problem, choice: Choice, inputs: Sequence[Tensor]) -
     """Compile the problem's graph with `choice`, call it once, and return it.
 
     Raises:
-        ValueError: the choice is not available, see `begun`.
+        ValueError: the choice is not available, see `start_choice`.
     """
     graph = start_choice(problem, choice, inputs).wait_compiled()
     graph.run(inputs)

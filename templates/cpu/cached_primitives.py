@@ -339,5 +339,5 @@ KEPT_WEIGHT, KEPT_CONV = torch.ops.ipex.kept_weight.default, torch.ops.ipex.kept
 
 
 def _result(x: Tensor, geometry: Geometry) -> Tensor:
-    sizes = geometry.batch, geometry.made, *geometry.out
+    sizes = geometry.batch, geometry.out_channels, *geometry.out
     return x.new_empty(sizes).contiguous(memory_format=torch.channels_last)

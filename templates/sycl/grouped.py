@@ -57,7 +57,7 @@ def conv(
         device: the device of the tensors.
         made: a kernel of `source`.
         x: the activation [B, C, H, W].
-        weight: a weight laid out by `by_groups`.
+        weight: a weight laid out by `pack_grouped`.
         window: the kernel size, stride, padding and dilation.
         groups: the number of groups.
         bias: [O], or None.

@@ -112,7 +112,7 @@ def linear(
         made: a kernel of `source` with gather `rows`.
         tile: the tile of that kernel.
         x: the activation [..., K].
-        weight: a weight of `packed`.
+        weight: a weight packed by `pack_weight`.
         columns: N, the columns of the result.
         bias: [columns], or None.
         other: the second operand of the epilogue, of the result's shape, or None.
@@ -154,7 +154,7 @@ def conv(
         made: a kernel of `source` with gather `window`.
         tile: the tile of that kernel.
         x: the activation [B, C, H, W].
-        weight: a weight of `packed_window`.
+        weight: a weight packed by `pack_kernel`.
         columns: N, the output channels.
         window: the kernel size, stride, padding and dilation.
         bias: [columns], or None.

@@ -80,7 +80,7 @@ def levelled(tmp_path_factory):
 
 
 def levels_seen():
-    """What `levels.described` may change."""
+    """What `x86_levels.target_level` may change."""
     from torch._inductor import cpu_vec_isa
 
     from ipex_inductor.passes.weights import packing

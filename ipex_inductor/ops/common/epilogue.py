@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Unary:
-    """A unary epilogue `fn(product, *scalars)`; `word`, `algorithm`: oneDNN's names, "" if none."""
+    """A unary epilogue `fn(product, *scalars)`; `onednn_name` and `algorithm` may be empty."""
 
     fn: Callable[..., Tensor]
-    word: str = ""
+    onednn_name: str = ""
     algorithm: str = ""
 
 

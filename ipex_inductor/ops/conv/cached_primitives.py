@@ -22,7 +22,7 @@ class Geometry(NamedTuple):
     channels: int
     height: int
     width: int
-    made: int
+    out_channels: int
     window: tuple[int, int]
     out: tuple[int, int]
     stride: tuple[int, int]
@@ -35,7 +35,7 @@ class Geometry(NamedTuple):
     @property
     def weight(self) -> tuple[int, ...]:
         """Return the shape of the weight."""
-        return self.made, self.channels // self.groups, *self.window
+        return self.out_channels, self.channels // self.groups, *self.window
 
     def flat(self) -> list[int]:
         """Return the fields as a flat list, which ops and C++ take."""

@@ -58,15 +58,15 @@ def conv(
     if transposed:
         result: Tensor = torch.ops.mkldnn._convolution_transpose_pointwise(
             *(x, weight, bias, padding, output_padding, stride, dilation, groups),
-            *(fused.word, scalars, fused.algorithm),
+            *(fused.onednn_name, scalars, fused.algorithm),
         )
         return _with_format(result, packed)
     op = torch.ops.mkldnn._convolution_pointwise
     conv_args = (weight, bias, padding, stride, dilation, groups)
     if other is None:
-        result = op.default(x, *conv_args, fused.word, scalars, fused.algorithm)
+        result = op.default(x, *conv_args, fused.onednn_name, scalars, fused.algorithm)
     else:
-        last = None if unary == "none" else fused.word
+        last = None if unary == "none" else fused.onednn_name
         result = op.binary(x, other, *conv_args, binary, 1.0, last, scalars, fused.algorithm)
     return _with_format(result, packed)
 

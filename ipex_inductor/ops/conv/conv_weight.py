@@ -109,8 +109,8 @@ def conv_stem_weight(
 
     Returns:
         [ceil(B * H' * W' / pixels) * O, terms] in fp32 (fp64 for fp64). Each part is the transpose
-            of what
-        `ops.stem.arranged` makes of a weight; elements outside its runs are undefined.
+            of a matrix by `ops.conv.small_channel.to_matrix`; elements outside its runs are
+            undefined.
     """
     channels, wide = x.shape[1], sum_dtype(x)
     patches = F.unfold(x.to(wide), (*window,), padding=(*padding,), stride=(*stride,))

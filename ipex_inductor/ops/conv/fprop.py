@@ -25,7 +25,7 @@ def conv_fprop(
 ) -> Tensor:
     """Return `conv2d(x, weight)` as rows, one per pixel: [B * H' * W', O].
 
-    This is the reference of the templates (`templates/triton/conv_fprop.py`, `conv_boxes.py`).
+    This is the reference of the templates (`templates/triton/conv_fprop.py`, `conv_tma.py`).
 
     Args:
         x: [B, C, H, W] in channels-last.

@@ -46,7 +46,7 @@ def rows(
 
     Args:
         x: [B, C, H, W].
-        matrix: the weight as `ops.stem.arranged` returns it.
+        matrix: the weight as `ops.conv.small_channel.to_matrix` returns it.
         bias: [O].
         window: size of the kernel, [h, w].
         stride: of each dimension of the convolution.

@@ -63,7 +63,7 @@ def pack_weight(weight: Tensor, runs: int = 1) -> Tensor:
 
 
 def unpack_weight(weight: Tensor, columns: int, runs: int, terms: int) -> Tensor:
-    """Return the weight [columns, runs * terms] that `packed` packed."""
+    """Return the weight [columns, runs * terms] that `pack_weight` packed."""
     rows = weight.permute(0, 2, 1, 3).reshape(weight.shape[0] * COLUMNS, runs, -1)
     return rows[:columns, :, :terms].flatten(1)
 

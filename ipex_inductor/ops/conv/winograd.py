@@ -17,7 +17,7 @@ TILE = {torch.float32: 2, torch.bfloat16: 4}
 
 @op("winograd_weight")
 def winograd_weight(weight: Tensor) -> Tensor:
-    """Return the transformed weight: `transformed` as an op."""
+    """Return the transformed weight: `transform_weight` as an op."""
     return transform_weight(weight)
 
 

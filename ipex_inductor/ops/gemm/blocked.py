@@ -13,7 +13,7 @@ COLUMNS = 64  # N of a block; weights are zero-padded to a multiple of it
 
 @op("blocks")
 def blocks(weight: Tensor, panel: int) -> Tensor:
-    """Return the weight arranged in panels: `arranged` as an op."""
+    """Return the weight arranged in panels: `arrange_panels` as an op."""
     return arrange_panels(weight, panel)
 
 

@@ -44,7 +44,7 @@ def linear(
     bias = bias if bias is None else bias.contiguous()  # oneDNN ignores the stride of a bias
     fused = UNARY[unary]
     result: Tensor = (
-        op.default(x, weight, bias, fused.word, scalars, fused.algorithm)
+        op.default(x, weight, bias, fused.onednn_name, scalars, fused.algorithm)
         if other is None
         else op.binary(x, other.contiguous(), weight, bias, binary)
     )

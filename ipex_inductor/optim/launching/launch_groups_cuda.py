@@ -168,7 +168,7 @@ class CudaBatch:
         self._cells.become(self._cells.after())
 
     def ready(self) -> bool:
-        """Return whether `Reader.check_and_count` may replay the last launch, with its numbers set."""
+        """Return whether `Reader.check_and_count` may replay the last launch, numbers set."""
         return self.turn.left > 0 and self.turn.at == self.turn.far and self.stays()
 
     def stays(self) -> bool:

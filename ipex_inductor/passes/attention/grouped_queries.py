@@ -96,7 +96,7 @@ def find_shared_keys(
 
 
 def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
-    """Rewrite the calls that `found` named, and remove what repeated their keys."""
+    """Rewrite the calls that `find_shared_keys` named, and remove what repeated their keys."""
     for node in [n for n in attentions(graph) if n.name in names]:
         group, call = _group(node), arguments(node)
         assert group is not None

@@ -83,7 +83,7 @@ def _is_masked(attention: Node) -> bool:
 
 
 def change(graph: torch.fx.Graph, calls: Mapping[str, Change]) -> None:
-    """Rewrite the calls that `found` named; a result whose strides are seen keeps them."""
+    """Rewrite the calls that `find_changes` named; a result whose strides are seen keeps them."""
     positions = {node: number for number, node in enumerate(graph.nodes)}
     copies: dict[Node, Node] = {}  # layers that read the same mask share its copy
     for node in sorted(

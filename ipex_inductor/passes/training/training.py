@@ -37,8 +37,8 @@ LEAST = 1 << 26
 NO_WORD = "oneDNN has no such epilogue: Inductor's own kernel follows the product"
 # Epilogues that no call has, with the reason.
 LACKING = {
-    "conv": {a.name: NO_WORD for a in ACTIVATIONS if not UNARY[a.unary].word},
-    "linear": {a.name: NO_WORD for a in ACTIVATIONS if not UNARY[a.unary].word}
+    "conv": {a.name: NO_WORD for a in ACTIVATIONS if not UNARY[a.unary].onednn_name},
+    "linear": {a.name: NO_WORD for a in ACTIVATIONS if not UNARY[a.unary].onednn_name}
     | {"add+relu": "oneDNN's linear takes an addend or an activation, not both"},
 }
 ATTENTION = "Inductor's own patterns of attention hold its backward too"

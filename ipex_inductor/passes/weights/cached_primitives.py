@@ -123,5 +123,5 @@ def _is_faster(geometry: Geometry, dtype: torch.dtype) -> bool:
     alone = geometry.groups == geometry.channels
     kind = most.dense if geometry.groups == 1 else most.depthwise if alone else most.grouped
     pixels = geometry.batch * math.prod(geometry.out)
-    fits = not geometry.added or pixels * geometry.made * dtype.itemsize <= most.added
+    fits = not geometry.added or pixels * geometry.out_channels * dtype.itemsize <= most.added
     return fits and pixels * math.prod(geometry.weight) <= kind

@@ -175,7 +175,7 @@ def _fuses(node: Node, binary: Any, unary: Any) -> bool:
 
     A grouped convolution with an addend is two calls inside torch, and fails in bf16 with a relu.
     """
-    if unary != "none" and not UNARY[unary].word:
+    if unary != "none" and not UNARY[unary].onednn_name:
         return False
     if node.target is ipex.linear.default:
         return "none" in (binary, unary)
