@@ -56,7 +56,8 @@ from itertools import product
 import numpy
 import torch
 from ipex_inductor.optim import Lamb, Lars, norms
-from ipex_inductor.optim import launch_groups as batches, launch_groups_cuda as batches_cuda
+from ipex_inductor.optim.launching import launch_groups as batches
+from ipex_inductor.optim.launching import launch_groups_cuda as batches_cuda
 from ipex_inductor.templates.build import cuda, gpu
 from ipex_inductor.templates.optimizer.step import StepKernel
 
@@ -120,7 +121,7 @@ def on(device):
 
 torch.cuda.is_current_stream_capturing = lambda: False
 batches_cuda.turns_of = turns_of
-for name, value in dict(loaded=loaded, Sent=Sent, Room=Room, On=on, chunks_of=chunks_of).items():
+for name, value in dict(load_triton_kernel=loaded, Sent=Sent, Room=Room, On=on, chunks_of=chunks_of).items():
     setattr(norms, name, value)
     setattr(batches_cuda, name, value)
 
