@@ -279,9 +279,9 @@ def installed(monkeypatch):
         return seen
 
     ours = {
-        plan_replay: {"again": looked},
+        plan_replay: {"compare_tensors": looked},
         launch_groups_cuda: {"rate_on": rate_on},
-        norms: {"_made": reading},
+        norms: {"_make_reading": reading},
         planning: {"_batch": batch, "_begun_step": begun_step, "rate_on": rate_on},
     }
     for names in (_driven(gpu), ours):
@@ -311,7 +311,7 @@ def _driven(gpu):
         norms: {
             **shared,
             "parts": gpu.parts,
-            "_now": lambda optimizer, seen: seen or norms.gradients(optimizer),
+            "_look_on_cuda": lambda optimizer, seen: seen or norms.gradients(optimizer),
         },
         planning: {"_refuse": lambda *_: None},
     }

@@ -124,7 +124,7 @@ def written(params, optimizer):
 
 def test_a_step_like_the_last_one_is_seen_in_one_call(monkeypatch):
     params, optimizer = trained()
-    for name in ("looked", "plan"):
+    for name in ("look_and_compare", "plan"):
         monkeypatch.setattr(again, name, None)
     before = versions(written(params, optimizer))
     optimizer.step()
