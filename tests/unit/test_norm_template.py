@@ -121,7 +121,8 @@ def on(device):
 
 torch.cuda.is_current_stream_capturing = lambda: False
 batches_cuda.turns_of = turns_of
-for name, value in dict(load_triton_kernel=loaded, Sent=Sent, Room=Room, On=on, chunks_of=chunks_of).items():
+given = dict(load_triton_kernel=loaded, Sent=Sent, Room=Room, On=on, chunks_of=chunks_of)
+for name, value in given.items():
     setattr(norms, name, value)
     setattr(batches_cuda, name, value)
 
