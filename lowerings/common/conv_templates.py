@@ -17,6 +17,7 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import DTYPES, is_channels_last
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import (
     Grid,
     apply_epilogue,
@@ -28,6 +29,8 @@ from ipex_inductor.lowerings.common.templated import (
     why_no_product,
 )
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
+from ipex_inductor.ops.common.defining import Arguments
+from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.conv.depthwise import taps
 from ipex_inductor.ops.conv.geometry import image_of, rows_of, sides
 from ipex_inductor.ops.conv.grouped import Blocks
@@ -119,7 +122,7 @@ def with_epilogue(
     size: Sequence[int],
     bias: Tensor | None,
     other: Tensor | None,
-    *words: Any,
+    epilogue: tuple[str, str, Sequence[float]],
 ) -> Tensor:
     """Return the activation made of `rows` [B * H * W, N], with bias and epilogue as torch ops.
 
@@ -131,15 +134,12 @@ def with_epilogue(
         size: height and width of the result.
         bias: bias [N], or None.
         other: addend of the epilogue, or None.
-        words: remaining arguments of the op; the last four are the binary op, the unary op, its
-            scalars and the weight's layout.
+        epilogue: binary op, unary op, and its scalars.
     """
-    *_, binary, unary, scalars, _ = words
     if bias is not None:
         rows = rows + bias
     addend = other if other is None else rows_of(other)
-    result = apply_epilogue(rows, like.dtype, addend, binary, unary, scalars)
-    return image_of(result, len(like), *size)
+    return image_of(apply_epilogue(rows, like.dtype, addend, *epilogue), len(like), *size)
 
 
 # Convolutions of few channels.
@@ -212,14 +212,12 @@ def stem_matrix(
     return to_matrix(weight, patch_runs, last)
 
 
-def _stem(
-    tile: conv_small_channel.Tile, matrix: Tensor, x: Tensor, weight: Tensor, *rest: Any
-) -> Tensor:
-    bias, other, stride, padding, *epilogue_args = rest
-    window = [*weight.shape[2:]], stride, expand_padding(padding)
-    rows = torch.ops.ipex.conv_stem(x, matrix, *window, is_last(x), [*astuple(tile)])
-    size = sides(x.shape[2:], *window)
-    return with_epilogue(rows, x, size, bias, other, *epilogue_args)
+def _stem(tile: conv_small_channel.Tile, matrix: Tensor, *args: Any) -> Tensor:
+    call = ConvArgs(*args)
+    window = [*call.weight.shape[2:]], call.stride, expand_padding(call.padding)
+    geometry = *window, is_last(call.x)
+    rows = torch.ops.ipex.conv_stem(call.x, matrix, *geometry, [*astuple(tile)])
+    return finish_conv(rows, call, sides(call.x.shape[2:], *window))
 
 
 def _lower_stem(
@@ -269,36 +267,35 @@ def _taps(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 def _depthwise(
-    template: str,
-    tile: conv_depthwise.Tile | conv_strips.Tile,
-    taps_: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    *rest: Any,
+    template: str, tile: conv_depthwise.Tile | conv_strips.Tile, taps_: Tensor, *args: Any
 ) -> Tensor:
-    bias, other, stride, padding, dilation, *epilogue_args = rest
-    window = [*weight.shape[2:]], stride, expand_padding(padding), dilation
-    rows = torch.ops.ipex.conv_depthwise(x, taps_, *window, template, [*astuple(tile)])
-    size = sides(x.shape[2:], *window)
-    return with_epilogue(rows, x, size, bias, other, *epilogue_args)
+    call = ConvArgs(*args)
+    window = geometry_of(call)
+    rows = torch.ops.ipex.conv_depthwise(call.x, taps_, *window, template, [*astuple(tile)])
+    return finish_conv(rows, call, sides(call.x.shape[2:], *window))
 
 
-def _lower_depthwise(
-    x: Any,
-    taps_: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    template: str,
-    tile: list[int],
-) -> Any:
-    x, taps_ = dense(x, last=True), dense(taps_)
-    template_module = {"depthwise": conv_depthwise, "strips": conv_strips}[template]
-    chosen = template_module.Tile(*tile)
+def geometry_of(call: ConvArgs) -> tuple[Any, ...]:
+    """Return the size of the kernel, stride, padding and dilation of a convolution over a plane."""
+    return [*call.weight.shape[2:]], call.stride, expand_padding(call.padding), call.dilation
+
+
+def finish_conv(rows: Tensor, call: ConvArgs, size: Sequence[int]) -> Tensor:
+    """Return the result of `ipex::conv` from the sums of its kernel, one row per pixel."""
+    return with_epilogue(rows, call.x, size, call.bias, call.other, call.epilogue())
+
+
+def _window(call: Arguments) -> tuple[list[int], list[int], list[int], list[int]]:
+    return call.window, call.stride, call.padding, call.dilation
+
+
+def _lower_depthwise(call: Arguments) -> Any:
+    x, taps_ = dense(call.x, last=True), dense(call.taps)
+    template_module = {"depthwise": conv_depthwise, "strips": conv_strips}[call.template]
+    chosen = template_module.Tile(*call.tile)
     batch, *image = ints(x.get_size())
-    constants = template_module.constants(batch, image, window, stride, padding, dilation, chosen)
-    return _kernel(template, (x, taps_), chosen.num_warps, constants)
+    constants = template_module.constants(batch, image, *_window(call), chosen)
+    return _kernel(call.template, (x, taps_), chosen.num_warps, constants)
 
 
 # Groups of several channels.
@@ -325,37 +322,26 @@ def _blocks_of(tile: conv_grouped.Tile, weight: Tensor, groups: int) -> Blocks:
     return blocks
 
 
-def _grouped_matrix(tile: conv_grouped.Tile, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return _blocks_of(tile, weight, rest[7]).of_weight(weight)
+def _grouped_matrix(tile: conv_grouped.Tile, *args: Any) -> Tensor:
+    call = ConvArgs(*args)
+    return _blocks_of(tile, call.weight, call.groups).of_weight(call.weight)
 
 
-def _conv_grouped(
-    tile: conv_grouped.Tile, blocks: Tensor, x: Tensor, weight: Tensor, *rest: Any
-) -> Tensor:
-    bias, other, stride, padding, dilation, _, _, groups, *_ = rest
-    window = [*weight.shape[2:]], stride, expand_padding(padding), dilation
-    sizes = groups, len(weight), [*astuple(tile)]
-    rows = torch.ops.ipex.conv_grouped(x, blocks, *window, *sizes)
-    size = sides(x.shape[2:], *window)
-    return with_epilogue(rows, x, size, bias, other, *rest[5:])
+def _conv_grouped(tile: conv_grouped.Tile, blocks: Tensor, *args: Any) -> Tensor:
+    call = ConvArgs(*args)
+    window = geometry_of(call)
+    sizes = call.groups, len(call.weight), [*astuple(tile)]
+    rows = torch.ops.ipex.conv_grouped(call.x, blocks, *window, *sizes)
+    return finish_conv(rows, call, sides(call.x.shape[2:], *window))
 
 
-def _lower_grouped(
-    x: Any,
-    blocks: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    columns: int,
-    tile: list[int],
-) -> Any:
-    x, blocks = dense(x, last=True), dense(blocks)
-    chosen = conv_grouped.Tile(*tile)
+def _lower_grouped(call: Arguments) -> Any:
+    x, blocks = dense(call.x, last=True), dense(call.blocks)
+    chosen = conv_grouped.Tile(*call.tile)
     batch, *image = ints(x.get_size())
-    geometry = window, stride, padding, dilation
-    constants = conv_grouped.constants(batch, image, columns, groups, *geometry, chosen)
+    constants = conv_grouped.constants(
+        batch, image, call.columns, call.groups, *_window(call), chosen
+    )
     return _kernel("grouped", (x, blocks), chosen.num_warps, constants)
 
 
@@ -437,6 +423,6 @@ def register() -> None:
     """Add the lowerings of the convolution templates to Inductor's registry."""
     depthwise = torch.ops.ipex.conv_depthwise.default
     register_lowering(torch.ops.ipex.conv_stem.default, type_promotion_kind=None)(_lower_stem)
-    register_lowering(depthwise, type_promotion_kind=None)(_lower_depthwise)
+    register_by_name(depthwise, _lower_depthwise)
     grouped = torch.ops.ipex.conv_grouped.default
-    register_lowering(grouped, type_promotion_kind=None)(_lower_grouped)
+    register_by_name(grouped, _lower_grouped)

@@ -18,6 +18,8 @@ from ipex_inductor.autotune.record import Choice, Problem
 from ipex_inductor.errors import SyclAbsentError
 from ipex_inductor.lowerings.common.calls import DTYPES, Call, is_channels_last
 from ipex_inductor.lowerings.problem.workload import operands_by_name
+from ipex_inductor.ops.conv.conv import ConvArgs
+from ipex_inductor.ops.gemm.linear import LinearArgs
 from ipex_inductor.templates.sycl.kernel import DTYPES as WORDS
 from ipex_inductor.templates.sycl.kernel import HEAD, part
 from ipex_inductor.templates.sycl.source import Source as Source
@@ -128,86 +130,33 @@ def _pack(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return packed
 
 
-def _pack_window(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    *rest: Any,
-) -> Tensor:
-    packed: Tensor = torch.ops.ipex.sycl_packed(weight, dilation, groups)
+def _pack_window(*args: Any) -> Tensor:
+    call = ConvArgs(*args)
+    packed: Tensor = torch.ops.ipex.sycl_packed(call.weight, call.dilation, call.groups)
     return packed
 
 
-def _linear(
-    block: str,
-    packed: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    form: bool,
-) -> Tensor:
-    epilogue_args = binary, unary, scalars, block
-    result: Tensor = torch.ops.ipex.sycl_linear(
-        x, packed, weight.shape[0], bias, other, *epilogue_args
-    )
+def _linear(block: str, packed: Tensor, *args: Any) -> Tensor:
+    call = LinearArgs(*args)
+    operands = call.x, packed, call.weight.shape[0], call.bias, call.other
+    result: Tensor = torch.ops.ipex.sycl_linear(*operands, *call.epilogue(), block)
     return result
 
 
-def _conv(
-    block: str,
-    packed: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    form: str,
-) -> Tensor:
+def _conv(block: str, packed: Tensor, *args: Any) -> Tensor:
     """Compute the convolution by a SYCL kernel; the result has the memory format of the activation.
 
     Args:
         block: block of the kernel; "" for a grouped convolution.
         packed: packed weight.
-        x: activation.
-        weight: weight [N, C, h, w]; only its shape is used.
-        bias: bias [N], or None.
-        other: addend of the epilogue, or None.
-        stride: stride of both spatial dimensions.
-        padding: padding of the spatial dimensions.
-        dilation: dilation of both spatial dimensions.
-        transposed: always False.
-        output_padding: unused.
-        groups: number of groups.
-        binary: binary op of the epilogue.
-        unary: unary op of the epilogue.
-        scalars: scalars of the unary op.
-        form: unused.
+        args: arguments of `ipex::conv`; of the weight only the shape is used.
     """
-    pads = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
-    last = x.is_contiguous(memory_format=torch.channels_last)
-    result: Tensor = torch.ops.ipex.sycl_conv(
-        *(x, packed, weight.shape[0], bias, other, [*weight.shape[2:]], stride, pads, dilation),
-        *(groups, binary, unary, scalars, last, block),
-    )
+    call = ConvArgs(*args)
+    operands = call.x, packed, call.weight.shape[0], call.bias, call.other
+    padding = [*call.padding] * 2 if len(call.padding) == 1 else call.padding  # "valid" is one zero
+    window = [*call.weight.shape[2:]], call.stride, padding, call.dilation, call.groups
+    last = call.x.is_contiguous(memory_format=torch.channels_last)
+    result: Tensor = torch.ops.ipex.sycl_conv(*operands, *window, *call.epilogue(), last, block)
     return result
 
 

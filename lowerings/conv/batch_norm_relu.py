@@ -154,7 +154,7 @@ def _run_fused(
     *_, more, unary, scalars = rest
     operands = x, affine, weight.flatten(1), bias, more
     rows = torch.ops.ipex.preactivated_rows(*operands, [*astuple(tile)])
-    return with_epilogue(rows, x, x.shape[2:], None, None, "none", unary, scalars, "")
+    return with_epilogue(rows, x, x.shape[2:], None, None, ("none", unary, scalars))
 
 
 def _lower(

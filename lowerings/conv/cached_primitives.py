@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, without_gaps
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.cached_primitives import Geometry
 from ipex_inductor.templates.cpu import cached_primitives
 
@@ -30,22 +31,13 @@ class KeptCall(OurCall):
         return f'{{ static IpexKept kept{{R"({constants})"}}; kept({pointers}); }}'
 
 
-def _lower_kept_conv(
-    x: Any,
-    arranged: Any,
-    bias: Any,
-    other: Any,
-    geometry: list[int],
-    unary: str,
-    scalars: list[float],
-    tag: int,
-) -> Any:
-    tensors = [without_gaps(x, image=True), without_gaps(arranged)]
-    tensors += [] if bias is None else [without_gaps(bias)]
-    tensors += [] if other is None else [without_gaps(other, image=True)]
+def _lower_kept_conv(call: Arguments) -> Any:
+    tensors = [without_gaps(call.x, image=True), without_gaps(call.arranged)]
+    tensors += [] if call.bias is None else [without_gaps(call.bias)]
+    tensors += [] if call.other is None else [without_gaps(call.other, image=True)]
     value = V.graph.current_node.meta["val"]
-    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
-    constants = tuple(geometry), unary, tuple(scalars), tag
+    layout = ir.FixedLayout(call.x.get_device(), call.x.get_dtype(), *expressions(value))
+    constants = tuple(call.geometry), call.unary, tuple(call.scalars), call.tag
     return ir.TensorBox.create(KeptCall(layout, tensors, constants, python_kernel_name=NAME))
 
 
@@ -62,4 +54,4 @@ def why_not(packaged: bool = False) -> str | None:
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(cached_primitives.KEPT_CONV, type_promotion_kind=None)(_lower_kept_conv)
+    register_by_name(cached_primitives.KEPT_CONV, _lower_kept_conv)

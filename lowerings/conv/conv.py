@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import ir, mkldnn_ir
-from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
 from ipex_inductor.autotune.record import Problem
@@ -21,12 +20,14 @@ from ipex_inductor.lowerings.common.calls import (
     why_not,
 )
 from ipex_inductor.lowerings.common.onednn import OneDnnCall
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.conv import conv_many
 from ipex_inductor.lowerings.gemm import persistent, software_pipelined, weight_stationary
 from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.common.epilogue import UNARY
-from ipex_inductor.ops.conv.conv import reference
+from ipex_inductor.ops.conv.conv import ConvArgs, reference
 from ipex_inductor.ops.conv.geometry import image_of, rows_of
 from ipex_inductor.templates.cpu.cached_primitives import KEPT_CONV
 from ipex_inductor.templates.triton.software_pipelined import VECTOR
@@ -34,65 +35,35 @@ from ipex_inductor.templates.triton.software_pipelined import VECTOR
 aten = torch.ops.aten
 
 
-def _conv(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    other: Any,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: str,
-) -> Any:
-    """Lower to a oneDNN call on channels-last tensors, so that no reorder is between convolutions.
-
-    Args:
-        x: activation.
-        weight: weight, packed by oneDNN if `packed` is set.
-        bias: bias, or None.
-        other: addend of the epilogue, or None.
-        stride: stride of each spatial dimension.
-        padding: padding of each spatial dimension.
-        dilation: dilation of each spatial dimension.
-        transposed: whether it is a transposed convolution.
-        output_padding: output padding of a transposed convolution.
-        groups: number of groups.
-        binary: name of the epilogue's binary op, or "none".
-        unary: name of the epilogue's unary op, or "none".
-        scalars: scalars of the unary op.
-        packed: layout of a packed weight; "" for a plain weight.
-    """
-    activation = UNARY[unary]
-    tensors = [channels_last(x), weight if packed else channels_last(weight)]
-    epilogue: list[Any] = [activation.onednn_name, scalars, activation.algorithm]
-    if transposed:
+def _conv(call: Arguments) -> Any:
+    """Lower to a oneDNN call on channels-last tensors: convolutions in a row need no reorder."""
+    activation = UNARY[call.unary]
+    weight = call.weight if call.packed else channels_last(call.weight)
+    tensors = [channels_last(call.x), weight]
+    window = [call.padding, call.stride, call.dilation, call.groups]
+    epilogue: list[Any] = [activation.onednn_name, call.scalars, activation.algorithm]
+    if call.transposed:
         op = torch.ops.mkldnn._convolution_transpose_pointwise.default
-        constants = [padding, output_padding, stride, dilation, groups, *epilogue]
-    elif other is None:
+        constants = [call.padding, call.output_padding, *window[1:], *epilogue]
+    elif call.other is None:
         op = torch.ops.mkldnn._convolution_pointwise.default
-        constants = [padding, stride, dilation, groups, *epilogue]
+        constants = [*window, *epilogue]
     else:
         op = torch.ops.mkldnn._convolution_pointwise.binary
-        tensors.insert(1, channels_last(other))
-        epilogue[0] = None if unary == "none" else activation.onednn_name
-        constants = [padding, stride, dilation, groups, binary, 1.0, *epilogue]
-    if bias is None:
+        tensors.insert(1, channels_last(call.other))
+        epilogue[0] = None if call.unary == "none" else activation.onednn_name
+        constants = [*window, call.binary, 1.0, *epilogue]
+    if call.bias is None:
         constants.insert(0, None)
     else:
-        tensors.append(contiguous(bias))
-    if binary == "add" and _dies_here(V.graph.current_node):
-        layout = ir.NoneLayout(device=x.get_device())
+        tensors.append(contiguous(call.bias))
+    if call.binary == "add" and _dies_here(V.graph.current_node):
+        layout = ir.NoneLayout(device=call.x.get_device())
         # Out of place, torch copies the addend first: a quarter of ResNet-50 bf16 on AMX.
         sum_into = mkldnn_ir.ConvolutionBinaryInplace(layout, tensors, constants)
         addend: Any = sum_into.inputs[0]
         return ir.TensorBox.create(addend)
-    return ir.TensorBox.create(OneDnnCall(op, _layout(x), tensors, constants))
+    return ir.TensorBox.create(OneDnnCall(op, _layout(call.x), tensors, constants))
 
 
 def _dies_here(node: torch.fx.Node) -> bool:
@@ -137,80 +108,45 @@ def _layout(x: Any) -> ir.FixedLayout:
     return ir.FixedLayout(x.get_device(), x.get_dtype(), size, strides)
 
 
-def _cudnn_conv_relu(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    other: Any,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Any:
-    """Lower to aten's cuDNN op itself: a call of our op would go through Python once more.
-
-    Args:
-        x: activation.
-        weight: weight.
-        bias: bias, or None.
-        other: addend, or None.
-        stride: stride of each spatial dimension.
-        padding: padding of each spatial dimension.
-        dilation: dilation of each spatial dimension.
-        groups: number of groups.
-    """
-    tensors = [channels_last(x), channels_last(weight)]
+def _cudnn_conv_relu(call: Arguments) -> Any:
+    """Lower to aten's cuDNN op itself: a call of our op would go through Python once more."""
+    tensors = [channels_last(call.x), channels_last(call.weight)]
+    bias, layout = call.bias, _layout(call.x)
     if bias is not None:
         bias = ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(bias))
-    geometry = (bias, stride, padding, dilation, groups)
-    if other is None:
-        call = LibraryCall(aten.cudnn_convolution_relu.default, _layout(x), [*tensors, *geometry])
+    geometry = (bias, call.stride, call.padding, call.dilation, call.groups)
+    if call.other is None:
+        conv = LibraryCall(aten.cudnn_convolution_relu.default, layout, [*tensors, *geometry])
     else:
-        addend = (channels_last(other), 1.0)
+        addend = (channels_last(call.other), 1.0)
         add = aten.cudnn_convolution_add_relu.default
-        call = LibraryCall(add, _layout(x), [*tensors, *addend, *geometry])
-    return ir.TensorBox.create(call)
+        conv = LibraryCall(add, layout, [*tensors, *addend, *geometry])
+    return ir.TensorBox.create(conv)
 
 
-def _run_reference(*args: Any) -> Tensor:
-    return reference(*args[:-1])
-
-
-def _cudnn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    *epilogue_args: Any,
-) -> Tensor:
-    padding_2d = [*padding] * 2 if len(padding) == 1 else padding  # "valid" comes as one zero
-    geometry = (stride, padding_2d, dilation, groups)
-    result: Tensor = torch.ops.ipex.cudnn_conv_relu(x, weight, bias, other, *geometry)
+def _cudnn(*args: Any) -> Tensor:
+    call = ConvArgs(*args)
+    padding = [*call.padding] * 2 if len(call.padding) == 1 else call.padding  # "valid" is one zero
+    geometry = (call.stride, padding, call.dilation, call.groups)
+    operands = call.x, call.weight, call.bias, call.other
+    result: Tensor = torch.ops.ipex.cudnn_conv_relu(*operands, *geometry)
     return result
 
 
-def _run_gemm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor | None, *rest: Any
-) -> Tensor:
+def _run_gemm(*args: Any) -> Tensor:
     """Compute a 1x1 convolution as a GEMM on the rows of channels-last tensors, which are views."""
-    *_, binary, unary, scalars, _ = rest
-    product = image_of(rows_of(x) @ rows_of(weight).t(), len(x), *x.shape[2:])
-    if bias is not None:
-        product = product + bias.view(-1, 1, 1)
-    return epilogue.apply(product, other, binary, unary, scalars)
+    call = ConvArgs(*args)
+    product = rows_of(call.x) @ rows_of(call.weight).t()
+    product = image_of(product, len(call.x), *call.x.shape[2:])
+    if call.bias is not None:
+        product = product + call.bias.view(-1, 1, 1)
+    return epilogue.apply(product, call.other, *call.epilogue())
 
 
-def _run_gemm_activation(
-    x: Tensor, weight: Tensor, bias: Tensor, other: None, *rest: Any
-) -> Tensor:
-    rows = addmm_activation(rows_of(x), rows_of(weight), bias, rest[-3])
-    return image_of(rows, len(x), *x.shape[2:])
+def _run_gemm_activation(*args: Any) -> Tensor:
+    call = ConvArgs(*args)
+    rows = addmm_activation(rows_of(call.x), rows_of(call.weight), call.bias, call.unary)
+    return image_of(rows, len(call.x), *call.x.shape[2:])
 
 
 def _why_not(problem: Problem) -> str | None:
@@ -259,7 +195,7 @@ def _pad_channels(x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 def _run_padded(filled: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     missing = filled.shape[1] - weight.shape[1]
-    return _run_reference(F.pad(x, (0, 0, 0, 0, 0, missing)), filled, *rest)
+    return reference(F.pad(x, (0, 0, 0, 0, 0, missing)), filled, *rest)
 
 
 def _why_not_padded(problem: Problem) -> str | None:
@@ -276,7 +212,7 @@ def _why_not_padded(problem: Problem) -> str | None:
 
 # Calls that compute the op on a GPU. The first is Inductor's default.
 CALLS = (
-    Call("aten.convolution", _run_reference, always),
+    Call("aten.convolution", reference, always),
     Call("cudnn.convolution_relu", _cudnn, _why_not_cudnn, frozenset({("none", "relu")})),
     Call("cudnn.convolution_add_relu", _cudnn, _why_not_cudnn, frozenset({("add", "relu")})),
     Call("aten.mm", _run_gemm, _why_not_gemm),
@@ -293,6 +229,6 @@ CALLS = (
 
 def register() -> None:
     """Add the lowerings of convolutions to Inductor's registry."""
-    register_lowering(torch.ops.ipex.conv.default, type_promotion_kind=None)(_conv)
+    register_by_name(torch.ops.ipex.conv.default, _conv)
     cudnn = torch.ops.ipex.cudnn_conv_relu.default
-    register_lowering(cudnn, type_promotion_kind=None)(_cudnn_conv_relu)
+    register_by_name(cudnn, _cudnn_conv_relu)

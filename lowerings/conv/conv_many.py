@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Operand, Problem
 from ipex_inductor.lowerings.common.conv_templates import (
     expand_padding,
+    finish_conv,
+    geometry_of,
     in_a_row,
     ints,
     is_product,
     kernel,
     why_not_multiplied,
-    with_epilogue,
 )
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import (
     align_to_vector,
     calls,
@@ -33,6 +34,8 @@ from ipex_inductor.lowerings.common.templated import (
 )
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import operands_by_name
+from ipex_inductor.ops.common.defining import Arguments
+from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.conv.fprop import rows_of_weight
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.templates.triton import conv_fprop, conv_tma, weight_stationary
@@ -142,30 +145,22 @@ def _weight_rows(tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
 
 
 def _conv(template: str) -> Any:
-    def body(tile: Tile, rows: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-        bias, other, stride, padding, dilation, *epilogue_args = rest
-        geometry = [*weight.shape[2:]], stride, expand_padding(padding), dilation
-        sums = torch.ops.ipex.conv_fprop(x, rows, *geometry, template, [*astuple(tile)])
-        return with_epilogue(sums, x, sides(x.shape[2:], *geometry), bias, other, *epilogue_args)
+    def body(tile: Tile, rows: Tensor, *args: Any) -> Tensor:
+        call = ConvArgs(*args)
+        window = geometry_of(call)
+        sums = torch.ops.ipex.conv_fprop(call.x, rows, *window, template, [*astuple(tile)])
+        return finish_conv(sums, call, sides(call.x.shape[2:], *window))
 
     return body
 
 
-def _lower(
-    x: Any,
-    rows: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    template: str,
-    tile: list[int],
-) -> Any:
-    inputs = dense(x, last=True), dense(rows)
-    batch, *image = ints(x.get_size())
-    shape = batch, image, ints(rows.get_size())[0], window, stride, padding, dilation
-    lower = {"fprop": _lower_fprop, "boxes": _lower_boxes}[template]
-    return lower(inputs, shape, tile)
+def _lower(call: Arguments) -> Any:
+    inputs = dense(call.x, last=True), dense(call.rows)
+    batch, *image = ints(call.x.get_size())
+    window = call.window, call.stride, call.padding, call.dilation
+    shape = batch, image, ints(call.rows.get_size())[0], *window
+    lower = {"fprop": _lower_fprop, "boxes": _lower_boxes}[call.template]
+    return lower(inputs, shape, call.tile)
 
 
 def _lower_fprop(inputs: tuple[Any, Any], shape: Shape, tile: list[int]) -> Any:
@@ -209,4 +204,4 @@ CALLS = (
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(torch.ops.ipex.conv_fprop.default, type_promotion_kind=None)(_lower)
+    register_by_name(torch.ops.ipex.conv_fprop.default, _lower)

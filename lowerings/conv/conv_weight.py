@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 from torch._prims_common import suggest_memory_format
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import DTYPES, Call, always, is_channels_last
 from ipex_inductor.lowerings.common.conv_templates import FEW_CHANNELS, NO_TF32, ints
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import calls, dense, facts, node, template
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.conv_weight import reference
 from ipex_inductor.ops.conv.small_channel import Runs, from_matrix, runs
 from ipex_inductor.templates.triton import conv_small_channel_weight
@@ -121,22 +122,12 @@ def _grid(rows: Any, columns: Any, meta: Any) -> tuple[Any, ...]:
     return meta["PROGRAMS"], meta["BLOCKS"], 1
 
 
-def _lower(
-    grad: Any,
-    x: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    last: bool,
-    pixels: int,
-    terms: int,
-    tile: list[int],
-) -> Any:
-    grad, x = dense(grad, last=True), dense(x, last)
-    chosen = Tile(*tile)
+def _lower(call: Arguments) -> Any:
+    grad, x = dense(call.grad, last=True), dense(call.x, call.last)
+    chosen = Tile(*call.tile)
     batch, *image = ints(x.get_size())
-    geometry = window, stride, padding, last
-    channels, steps = ints(grad.get_size())[1], pixels // chosen.BLOCK_M
+    geometry = call.window, call.stride, call.padding, call.last
+    channels, steps = ints(grad.get_size())[1], call.pixels // chosen.BLOCK_M
     size = ints(V.graph.current_node.meta["val"].shape)
     return node(
         template("ipex_stem_weight", conv_small_channel_weight.SOURCE, _grid),
@@ -164,4 +155,4 @@ CALLS = (
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(torch.ops.ipex.conv_stem_weight.default, type_promotion_kind=None)(_lower)
+    register_by_name(torch.ops.ipex.conv_stem_weight.default, _lower)

@@ -7,26 +7,19 @@ from torch._inductor import ir
 from torch._inductor.lowering import empty_strided, register_lowering
 
 from ipex_inductor.lowerings.common.conv_templates import in_blocks, ints
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import dense, node, template
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.templates.triton import pool
 
 STAGES = 2  # The kernels have no loop to pipeline.
 
 
-def _lower_forward(
-    x: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-) -> list[Any]:
-    x = dense(x, last=True)
+def _lower_forward(call: Arguments) -> list[Any]:
+    x = dense(call.x, last=True)
     batch, *image = ints(x.get_size())
-    geometry = window, stride, padding
+    geometry = call.window, call.stride, call.padding
     pooled = sides(image[1:], *geometry)
     tile = pool.tile_for(image[0])
     constants = pool.constants(batch, image, pooled, *geometry, tile)
@@ -35,7 +28,7 @@ def _lower_forward(
     offsets.realize()
     result = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
     pool_template = template("ipex_norm_relu_pool", pool.FORWARD, in_blocks)
-    inputs = (x, *map(dense, (mean, rstd, weight, bias)), offsets)
+    inputs = (x, *map(dense, (call.mean, call.rstd, call.weight, call.bias)), offsets)
     pooled_rows = node(
         pool_template, inputs, result, tile.num_warps, STAGES, written=[offsets], **constants
     )
@@ -69,5 +62,5 @@ def register() -> None:
     """Add the lowerings to Inductor's registry."""
     forward = torch.ops.ipex.norm_relu_pool.default
     backward = torch.ops.ipex.max_pool_backward.default
-    register_lowering(forward, type_promotion_kind=None)(_lower_forward)
+    register_by_name(forward, _lower_forward)
     register_lowering(backward, type_promotion_kind=None)(_lower_backward)

@@ -13,11 +13,11 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Operand, Problem
 from ipex_inductor.lowerings.common.calls import Call, is_channels_last
 from ipex_inductor.lowerings.common.conv_templates import ints, why_not_multiplied, with_epilogue
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import (
     align_to_vector,
     calls,
@@ -33,6 +33,7 @@ from ipex_inductor.lowerings.conv.conv_many import shared_by_boxes, why_not_in_b
 from ipex_inductor.lowerings.gemm.weight_stationary import why_not_streams, why_too_few
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import operands_by_name
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.templates.triton import conv_tma, weight_stationary
 from ipex_inductor.templates.triton import residual as shortcut
 
@@ -139,44 +140,35 @@ def _run_fused(kind: str, tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> T
     bias, source, projection, stride = rest
     matrices = weight.flatten(1), bias, source, projection.flatten(1)
     rows = torch.ops.ipex.shortcut_rows(x, *matrices, stride, kind, [*astuple(tile)])
-    return with_epilogue(rows, x, x.shape[2:], None, None, "none", "relu", [], "")
+    return with_epilogue(rows, x, x.shape[2:], None, None, ("none", "relu", []))
 
 
-def _lower(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    source: Any,
-    projection: Any,
-    stride: list[int],
-    kind: str,
-    tile: list[int],
-) -> Any:
-    x, source = (dense(image, last=True) for image in (x, source))
-    weight, bias, projection = map(dense, (weight, bias, projection))
+def _lower(call: Arguments) -> Any:
+    x, source = (dense(image, last=True) for image in (call.x, call.source))
+    weight, bias, projection = map(dense, (call.weight, call.bias, call.projection))
     batch, *image = ints(x.get_size())
     read, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
     multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
     chosen: weight_stationary.Tile | conv_tma.Tile
-    if kind == "boxes":
-        chosen, text = conv_tma.Tile(*tile), shortcut.BOXES
+    if call.kind == "boxes":
+        chosen, text = conv_tma.Tile(*call.tile), shortcut.BOXES
         x, weight, source, projection = (
             align_to_vector(tensor, conv_tma.VECTOR) for tensor in (x, weight, source, projection)
         )
         fitting = shared_memory // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
     else:
-        chosen, text = weight_stationary.Tile(*tile), shortcut.STREAMED
+        chosen, text = weight_stationary.Tile(*call.tile), shortcut.STREAMED
         shared_bytes = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
         fitting = min(chosen.programs, shared_memory // shared_bytes)
     programs = multiprocessors * max(1, fitting)
     return node(
-        template(f"ipex_shortcut_{kind}", text, in_turns),
+        template(f"ipex_shortcut_{call.kind}", text, in_turns),
         (x, weight, source, projection, bias),
         ir.FixedLayout(x.get_device(), torch.float32, [batch * math.prod(image[1:]), columns]),
         chosen.num_warps,
         chosen.num_stages,
         ALLOW_TF32=False,
-        **shortcut.constants(batch, image, read, columns, stride, chosen, programs),
+        **shortcut.constants(batch, image, read, columns, call.stride, chosen, programs),
     )
 
 
@@ -201,4 +193,4 @@ CALLS = (
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(torch.ops.ipex.shortcut_rows.default, type_promotion_kind=None)(_lower)
+    register_by_name(torch.ops.ipex.shortcut_rows.default, _lower)

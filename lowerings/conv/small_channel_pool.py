@@ -13,7 +13,6 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import Call, is_channels_last
@@ -26,9 +25,11 @@ from ipex_inductor.lowerings.common.conv_templates import (
     stem_matrix,
     why_not_ours,
 )
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import calls, dense, node, template
 from ipex_inductor.lowerings.conv import conv
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.geometry import image_of, sides
 from ipex_inductor.ops.conv.small_channel import runs
 from ipex_inductor.ops.conv.small_channel_pool import AROUND, STEP, WINDOW
@@ -131,29 +132,20 @@ def _run_fused(
     return image_of(rows, len(x), *size)
 
 
-def _lower(
-    x: Any,
-    matrix: Any,
-    bias: Any,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    last: bool,
-    tile: list[int],
-) -> Any:
-    x, matrix = dense(x, last), dense(matrix)
-    inputs = (x, matrix) if bias is None else (x, matrix, dense(bias))
-    chosen = Tile(*tile)
+def _lower(call: Arguments) -> Any:
+    x, matrix = dense(call.x, call.last), dense(call.matrix)
+    biases = () if call.bias is None else (dense(call.bias),)
+    chosen = Tile(*call.tile)
     batch, *image = ints(x.get_size())
     columns = ints(matrix.get_size())[1]
-    geometry = window, stride, padding, last, chosen
+    geometry = call.window, call.stride, call.padding, call.last, chosen
     constants = conv_small_channel_pool.constants(
-        batch, image, columns, *geometry, bias is not None, ptx=True
+        batch, image, columns, *geometry, bool(biases), ptx=True
     )
     rows = batch * constants["POOL_H"] * constants["POOL_W"]
     return node(
         template("ipex_stem_pool", conv_small_channel_pool.SOURCE, counted_grid),
-        inputs,
+        (x, matrix, *biases),
         ir.FixedLayout(x.get_device(), x.get_dtype(), [rows, columns]),
         chosen.num_warps,
         STAGES,
@@ -177,4 +169,4 @@ CALLS = (
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(torch.ops.ipex.stem_pool_rows.default, type_promotion_kind=None)(_lower)
+    register_by_name(torch.ops.ipex.stem_pool_rows.default, _lower)

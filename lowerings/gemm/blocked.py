@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
+from ipex_inductor.lowerings.common.registering import register_by_name
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.templates.cpu import blocked, cpu_library
 
 NAME = "ipex_blocked"  # in generated code
@@ -52,22 +53,14 @@ def address(x: Any) -> str:
     return f"ipex_address({x.codegen_reference()})"
 
 
-def _lower_blocked(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    other: Any,
-    columns: int,
-    binary: str,
-    unary: str,
-    image: bool,
-) -> Any:
-    tensors = [without_gaps(x, image), without_gaps(weight)]
-    tensors += [] if bias is None else [without_gaps(bias)]
-    tensors += [] if other is None else [without_gaps(other, image)]
-    constants = columns, bias is not None, blocked.BINARY.index(binary), blocked.UNARY.index(unary)
+def _lower_blocked(call: Arguments) -> Any:
+    tensors = [without_gaps(call.x, call.image), without_gaps(call.weight)]
+    tensors += [] if call.bias is None else [without_gaps(call.bias)]
+    tensors += [] if call.other is None else [without_gaps(call.other, call.image)]
+    words = blocked.BINARY.index(call.binary), blocked.UNARY.index(call.unary)
+    constants = call.columns, call.bias is not None, *words
     value = V.graph.current_node.meta["val"]
-    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), *expressions(value))
+    layout = ir.FixedLayout(call.x.get_device(), call.x.get_dtype(), *expressions(value))
     return ir.TensorBox.create(OurCall(layout, tensors, constants, python_kernel_name=NAME))
 
 
@@ -106,4 +99,4 @@ def why_not(packaged: bool = False) -> str | None:
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    register_lowering(torch.ops.ipex.blocked.default, type_promotion_kind=None)(_lower_blocked)
+    register_by_name(torch.ops.ipex.blocked.default, _lower_blocked)

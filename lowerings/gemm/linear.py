@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._inductor import ir
-from torch._inductor.lowering import register_lowering
 
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common import sycl
@@ -18,51 +17,37 @@ from ipex_inductor.lowerings.common.calls import (
     why_not,
 )
 from ipex_inductor.lowerings.common.onednn import OneDnnCall
+from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.gemm import persistent, skinny, software_pipelined, weight_stationary
 from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.common.epilogue import UNARY
-from ipex_inductor.ops.gemm.linear import reference
+from ipex_inductor.ops.gemm.linear import LinearArgs, reference
 from ipex_inductor.templates.triton.software_pipelined import VECTOR
 
 
-def _linear(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    other: Any,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: bool,
-) -> Any:
+def _linear(call: Arguments) -> Any:
     """Lower to a oneDNN call on a plain weight (training) or on a packed one.
 
     A packed weight has no strides to require.
-
-    Args:
-        x: activation [..., K].
-        weight: weight [N, K].
-        bias: bias [N], or None.
-        other: addend of the epilogue, or None.
-        binary: binary op of the epilogue.
-        unary: unary op of the epilogue.
-        scalars: scalars of the unary op.
-        packed: whether oneDNN packed the weight.
     """
-    op, activation = torch.ops.mkldnn._linear_pointwise, UNARY[unary]
-    tensors = [_contiguous(x), weight if packed else _contiguous(weight)]
-    constants: list[Any] = [activation.onednn_name, scalars, activation.algorithm]
-    if other is not None:
-        tensors.insert(1, _contiguous(other))
-        constants = [binary]
-    if bias is None:
+    op, activation = torch.ops.mkldnn._linear_pointwise, UNARY[call.unary]
+    tensors = [
+        _contiguous(call.x),
+        call.weight if call.packed else _contiguous(call.weight),
+    ]
+    constants: list[Any] = [activation.onednn_name, call.scalars, activation.algorithm]
+    if call.other is not None:
+        tensors.insert(1, _contiguous(call.other))
+        constants = [call.binary]
+    if call.bias is None:
         constants.insert(0, None)
     else:
-        tensors.append(_contiguous(bias))  # oneDNN ignores the bias's stride.
-    size = [*x.get_size()[:-1], weight.get_size()[0]]
-    layout = ir.FixedLayout(x.get_device(), x.get_dtype(), size)
-    overload = op.default if other is None else op.binary
+        tensors.append(_contiguous(call.bias))  # oneDNN ignores the bias's stride.
+    size = [*call.x.get_size()[:-1], call.weight.get_size()[0]]
+    layout = ir.FixedLayout(call.x.get_device(), call.x.get_dtype(), size)
+    overload = op.default if call.other is None else op.binary
     return ir.TensorBox.create(OneDnnCall(overload, layout, tensors, constants))
 
 
@@ -70,15 +55,11 @@ def _contiguous(x: Any) -> Any:
     return ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(x))
 
 
-def _run_reference(*args: Any) -> Tensor:
-    return reference(*args[:-1])
-
-
-def _addmm_activation(
-    x: Tensor, weight: Tensor, bias: Tensor, other: None, binary: str, unary: str, *rest: Any
-) -> Tensor:
-    rows = x.reshape(-1, x.shape[-1])
-    return addmm_activation(rows, weight, bias, unary).view(*x.shape[:-1], -1)
+def _addmm_activation(*args: Any) -> Tensor:
+    call = LinearArgs(*args)
+    rows = call.x.reshape(-1, call.x.shape[-1])
+    result = addmm_activation(rows, call.weight, call.bias, call.unary)
+    return result.view(*call.x.shape[:-1], -1)
 
 
 def _why_not_activation(problem: Problem) -> str | None:
@@ -112,7 +93,7 @@ def _why_not_padded(problem: Problem) -> str | None:
 
 # Calls that compute the op on a GPU. The first is Inductor's default.
 CALLS = (
-    Call("aten.addmm", _run_reference, always),
+    Call("aten.addmm", reference, always),
     Call("cublaslt.addmm_activation", _addmm_activation, _why_not_activation, ACTIVATIONS),
     Call("aten.addmm_padded", _run_padded, _why_not_padded, arrange=_pad_weight),
     *skinny.CALLS,
@@ -125,4 +106,4 @@ CALLS = (
 
 def register() -> None:
     """Add the lowerings of linear layers to Inductor's registry."""
-    register_lowering(torch.ops.ipex.linear.default, type_promotion_kind=None)(_linear)
+    register_by_name(torch.ops.ipex.linear.default, _linear)

@@ -29,7 +29,9 @@ from ipex_inductor.lowerings.common.templated import (
     template,
 )
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
+from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.conv.geometry import rows_of
+from ipex_inductor.ops.gemm.linear import LinearArgs
 
 
 def products(
@@ -102,45 +104,20 @@ def why_too_small(fewest: Mapping[str, int], rows: int, columns: int, terms: int
     return f"it has too few {' and '.join(few)}" if few else None
 
 
-def _linear(
-    op: Callable[..., Tensor],
-    tile: Any,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: bool,
-) -> Tensor:
+def _linear(op: Callable[..., Tensor], tile: Any, *args: Any) -> Tensor:
     """Compute a linear layer by `op`; its epilogue uses unrounded sums, rounded once.
 
     Args:
         op: GEMM op.
         tile: tile of the template.
-        x: activation [..., K].
-        weight: weight [N, K].
-        bias: bias [N], or None.
-        other: addend [..., N], or None.
-        binary: binary op of the epilogue.
-        unary: unary op of the epilogue.
-        scalars: scalars of the unary op.
-        packed: unused.
+        args: arguments of `ipex::linear`.
     """
-    sums = op(x.reshape(-1, x.shape[-1]), weight, bias, [*astuple(tile)])
-    return apply_epilogue_to_rows(sums, x, other, binary, unary, scalars)
+    call = LinearArgs(*args)
+    sums = op(call.x.reshape(-1, call.x.shape[-1]), call.weight, call.bias, [*astuple(tile)])
+    return apply_epilogue_to_rows(sums, call.x, call.other, *call.epilogue())
 
 
-def _conv(
-    op: Callable[..., Tensor],
-    tile: Any,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    *rest: Any,
-) -> Tensor:
+def _conv(op: Callable[..., Tensor], tile: Any, *args: Any) -> Tensor:
     """Compute a 1x1 convolution as a GEMM on the rows of channels-last activations.
 
     All but the GEMM are views.
@@ -148,14 +125,11 @@ def _conv(
     Args:
         op: GEMM op.
         tile: tile of the template.
-        x: activation [B, C, H, W].
-        weight: weight [N, C, 1, 1].
-        bias: bias [N], or None.
-        other: addend of the epilogue, or None.
-        rest: remaining arguments of the op.
+        args: arguments of `ipex::conv`.
     """
-    sums = op(rows_of(x), weight.flatten(1), bias, [*astuple(tile)])
-    return with_epilogue(sums, x, x.shape[2:], None, other, *rest)
+    call = ConvArgs(*args)
+    sums = op(rows_of(call.x), call.weight.flatten(1), call.bias, [*astuple(tile)])
+    return with_epilogue(sums, call.x, call.x.shape[2:], None, call.other, call.epilogue())
 
 
 def why_no_layer(problem: Problem) -> str | None:

@@ -21,6 +21,7 @@ from ipex_inductor.lowerings.common.templated import (
     why_no_product,
 )
 from ipex_inductor.lowerings.problem.workload import operands_by_name
+from ipex_inductor.ops.gemm.linear import LinearArgs
 from ipex_inductor.templates.triton.skinny import (
     MOST,
     NAME,
@@ -67,38 +68,22 @@ def _few_rows(x: Any, weight: Any, terms: int, tile: list[int]) -> Any:
     )
 
 
-def _run_skinny(
-    tile: Tile,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: bool,
-) -> Tensor:
+def _run_skinny(tile: Tile, *args: Any) -> Tensor:
     """Compute a skinny GEMM; its epilogue uses unrounded sums, and the result is rounded once.
 
     Args:
         tile: tile of the template.
-        x: activation [..., K].
-        weight: weight [N, K].
-        bias: bias [N], or None.
-        other: addend [..., N], or None.
-        binary: binary op of the epilogue.
-        unary: unary op of the epilogue.
-        scalars: scalars of the unary op.
-        packed: unused.
+        args: arguments of `ipex::linear`.
     """
-    rows = x.reshape(-1, x.shape[-1])
-    terms = rows.shape[1] if tile.joined else tile.terms(rows.shape[1], x.element_size())
-    sums = torch.ops.ipex.few_rows(rows, weight, terms, [int(n) for n in tile])
+    call = LinearArgs(*args)
+    rows = call.x.reshape(-1, call.x.shape[-1])
+    terms = rows.shape[1] if tile.joined else tile.terms(rows.shape[1], call.x.element_size())
+    sums = torch.ops.ipex.few_rows(rows, call.weight, terms, [int(n) for n in tile])
     if sums.shape[0] != rows.shape[0]:
         sums = sums.view(-1, rows.shape[0], sums.shape[1]).sum(0)
-    if bias is not None:
-        sums = sums + bias
-    return apply_epilogue_to_rows(sums, x, other, binary, unary, scalars)
+    if call.bias is not None:
+        sums = sums + call.bias
+    return apply_epilogue_to_rows(sums, call.x, call.other, *call.epilogue())
 
 
 def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.aot_cache.toolkit import ONEDNN, version_of
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.cached_primitives import Geometry, reference
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.templates.build.cpp import NotBuiltError, load
@@ -321,18 +321,9 @@ def kept_conv(
     return out
 
 
-@kept_conv.register_fake
-def _(
-    x: Tensor,
-    arranged: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    geometry: list[int],
-    unary: str,
-    scalars: list[float],
-    tag: int,
-) -> Tensor:
-    return _result(x, Geometry.of(geometry))
+@fake(kept_conv)
+def _(call: Arguments) -> object:
+    return _result(call.x, Geometry.of(call.geometry))
 
 
 KEPT_WEIGHT, KEPT_CONV = torch.ops.ipex.kept_weight.default, torch.ops.ipex.kept_conv.default

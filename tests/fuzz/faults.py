@@ -109,7 +109,7 @@ ATTENTION = "passes.attention.attention:"
 SCORES = "passes.attention.scores:"
 LINEAR = "passes.fusion.linear:"
 CONV = "passes.fusion.conv:"
-CONV_OP = "ops.conv.conv:reference"
+CONV_OP = "ops.conv.conv:ConvArgs.window"
 
 FAULTS = (
     # Batch norm folding: the arithmetic
@@ -356,17 +356,17 @@ FAULTS = (
     Fault(
         "dilation ignored",
         CONV_OP,
-        "(stride, padding, dilation, transposed",
-        "(stride, padding, [1] * len(dilation), transposed",
+        "self.dilation)",
+        "[1] * len(self.dilation))",
     ),
     Fault(
         "stride and dilation swapped",
         CONV_OP,
-        "window = (stride, padding, dilation,",
-        "window = (dilation, padding, stride,",
+        "(self.stride, self.padding, self.dilation)",
+        "(self.dilation, self.padding, self.stride)",
     ),
-    Fault("axes swapped", CONV_OP, "window = (stride,", "window = (stride[::-1],"),
-    Fault("groups ignored", CONV_OP, "output_padding, groups)", "output_padding, 1)"),
+    Fault("axes swapped", CONV_OP, "(self.stride,", "(self.stride[::-1],"),
+    Fault("groups ignored", CONV_OP, "self.groups", "1"),
     # Linear layers on one input
     Fault("shares swapped", SHARED + "_join", "zip(group, shares", "zip(reversed(group), shares"),
     Fault("biases swapped", SHARED + "_product", "torch.cat(biases)", "torch.cat(biases[::-1])"),

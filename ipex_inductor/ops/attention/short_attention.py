@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 
 
 @op("short_attention")
@@ -34,6 +34,6 @@ def short_attention(
     return torch.empty_like(q).copy_(scores.softmax(-1).masked_fill(masked, 0) @ v.to(wide))
 
 
-@short_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
-    return torch.empty_like(q)
+@fake(short_attention)
+def _(call: Arguments) -> object:
+    return torch.empty_like(call.q)

@@ -1,9 +1,15 @@
 """Registration of the `ipex::` ops with torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef
+
+
+class Arguments(SimpleNamespace):
+    """Arguments of a call by their names in the op's schema."""
 
 
 def op(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
@@ -17,3 +23,27 @@ def op(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
         return torch.library.custom_op(f"ipex::{name}", function, mutates_args=())
 
     return define
+
+
+def fake(defined: CustomOpDef) -> Callable[[Callable[[Arguments], object]], None]:
+    """Return a decorator that registers a function of an op's arguments by name as its fake.
+
+    The fake of `ipex::linear` reads `call.weight`, and does not repeat the schema.
+    """
+
+    def register(function: Callable[[Arguments], object]) -> None:
+        @defined.register_fake
+        def _(*args: Any, **named: Any) -> object:
+            return function(name_arguments(defined._opoverload, args, named))
+
+    return register
+
+
+def name_arguments(
+    overload: torch._ops.OpOverload, args: Sequence[Any], named: Mapping[str, Any]
+) -> Arguments:
+    """Return the arguments of a call of `overload` by their names in its schema, with defaults."""
+    schema = overload._schema.arguments
+    defaults = {a.name: a.default_value for a in schema[len(args) :] if a.has_default_value()}
+    names = (argument.name for argument in schema)
+    return Arguments(**{**defaults, **dict(zip(names, args, strict=False)), **named})

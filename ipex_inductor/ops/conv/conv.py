@@ -1,13 +1,44 @@
 """`ipex::conv`: a convolution, transposed or not, together with its epilogue."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.common.epilogue import UNARY
 
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class ConvArgs(NamedTuple):
+    """Arguments of `ipex::conv` in the order of its schema: tensors, or nodes for them."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    other: Any
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    transposed: bool
+    output_padding: Sequence[int]
+    groups: int
+    binary: str
+    unary: str
+    scalars: Sequence[float]
+    packed: str = ""
+
+    def window(self) -> tuple[Any, ...]:
+        """Return the arguments of `torch.convolution` behind its tensors."""
+        window = (self.stride, self.padding, self.dilation)
+        return (*window, self.transposed, self.output_padding, self.groups)
+
+    def epilogue(self) -> tuple[str, str, Sequence[float]]:
+        """Return the binary op, the unary op, and its scalars."""
+        return self.binary, self.unary, self.scalars
 
 
 @op("conv")
@@ -71,72 +102,32 @@ def conv(
     return _with_format(result, packed)
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-) -> Tensor:
-    """Return what `ipex::conv` computes, with torch's own ops.
+def reference(*args: Any) -> Tensor:
+    """Return what `ipex::conv` computes on a plain weight, with torch's own ops.
 
     Args:
-        x: [B, C, *size].
-        weight: plain weight.
-        bias: [O].
-        other: as the result.
-        stride: of each dimension.
-        padding: of each dimension.
-        dilation: of each dimension.
-        transposed: True for a transposed convolution.
-        output_padding: of each dimension.
-        groups: number of groups.
-        binary: name in `ops/common/epilogue.py`.
-        unary: name in `ops/common/epilogue.py`.
-        scalars: arguments of the unary.
+        args: arguments of `ipex::conv`, as in `ConvArgs`; `packed` may be left out.
     """
-    window = (stride, padding, dilation, transposed, output_padding, groups)
-    product = torch.convolution(x, weight, bias, *window)
-    return epilogue.apply(product, other, binary, unary, scalars)
+    call = ConvArgs(*args)
+    product = torch.convolution(call.x, call.weight, call.bias, *call.window())
+    return epilogue.apply(product, call.other, *call.epilogue())
 
 
-@conv.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: str,
-) -> Tensor:
-    if not packed:
-        window = (stride, padding, dilation, transposed, output_padding, groups)
-        return reference(x, weight, bias, other, *window, binary, unary, scalars)
-    shape = [x.shape[0], weight.shape[0]]
-    for axis, size in enumerate(x.shape[2:]):
-        reach = dilation[axis] * (weight.shape[axis + 2] - 1) + 1
+@fake(conv)
+def _(call: Arguments) -> object:
+    args = ConvArgs(**vars(call))
+    if not call.packed:
+        return reference(*args)
+    shape = [call.x.shape[0], call.weight.shape[0]]
+    axes = zip(args.x.shape[2:], args.weight.shape[2:], *args.window()[:3], strict=False)
+    for axis, (size, taps, stride, padding, dilation) in enumerate(axes):
+        reach = dilation * (taps - 1) + 1
         shape.append(
-            (size - 1) * stride[axis] - 2 * padding[axis] + reach + output_padding[axis]
-            if transposed
-            else (size + 2 * padding[axis] - reach) // stride[axis] + 1
+            (size - 1) * stride - 2 * padding + reach + call.output_padding[axis]
+            if call.transposed
+            else (size + 2 * padding - reach) // stride + 1
         )
-    return _with_format(x.new_empty(shape), packed)
+    return _with_format(call.x.new_empty(shape), call.packed)
 
 
 def _with_format(result: Tensor, packed: str) -> Tensor:

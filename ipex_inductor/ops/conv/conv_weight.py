@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.geometry import rows_of, sides
 from ipex_inductor.ops.conv.small_channel import runs, to_matrix
 from ipex_inductor.ops.gemm.skinny import sum_dtype
@@ -67,17 +67,11 @@ def reference(
     return result
 
 
-@conv_weight_grad.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    return reference(grad, x, weight, stride, padding, dilation, groups)
+@fake(conv_weight_grad)
+def _(call: Arguments) -> object:
+    return reference(
+        call.grad, call.x, call.weight, call.stride, call.padding, call.dilation, call.groups
+    )
 
 
 @op("conv_stem_weight")
@@ -122,18 +116,8 @@ def conv_stem_weight(
     return torch.cat([rows.t() @ part for rows, part in parts])
 
 
-@conv_stem_weight.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    last: bool,
-    pixels: int,
-    terms: int,
-    tile: list[int],
-) -> Tensor:
-    height, width = sides(x.shape[2:], window, stride, padding)
-    parts = -(-x.shape[0] * height * width // pixels)
-    return x.new_empty((parts * grad.shape[1], terms), dtype=sum_dtype(x))
+@fake(conv_stem_weight)
+def _(call: Arguments) -> object:
+    height, width = sides(call.x.shape[2:], call.window, call.stride, call.padding)
+    parts = -(-call.x.shape[0] * height * width // call.pixels)
+    return call.x.new_empty((parts * call.grad.shape[1], call.terms), dtype=sum_dtype(call.x))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 
 aten = torch.ops.aten
 
@@ -61,18 +61,13 @@ def _(
     return result
 
 
-@cudnn_conv_relu.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    return _channels_last(torch.conv2d(x, weight, bias, stride, padding, dilation, groups))
+@fake(cudnn_conv_relu)
+def _(call: Arguments) -> object:
+    return _channels_last(
+        torch.conv2d(
+            call.x, call.weight, call.bias, call.stride, call.padding, call.dilation, call.groups
+        )
+    )
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.geometry import rows_of, sides
 
 
@@ -41,16 +41,7 @@ def conv_fprop(
     return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation)).clone()
 
 
-@conv_fprop.register_fake
-def _(
-    x: Tensor,
-    rows: Tensor,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    template: str,
-    tile: list[int],
-) -> Tensor:
-    height, width = sides(x.shape[2:], window, stride, padding, dilation)
-    return x.new_empty((x.shape[0] * height * width, rows.shape[0]))
+@fake(conv_fprop)
+def _(call: Arguments) -> object:
+    height, width = sides(call.x.shape[2:], call.window, call.stride, call.padding, call.dilation)
+    return call.x.new_empty((call.x.shape[0] * height * width, call.rows.shape[0]))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.geometry import rows_of, sides
 
 
@@ -103,17 +103,7 @@ def conv_grouped(
     return rows_of(torch.conv2d(x, weight, None, stride, padding, dilation, groups)).contiguous()
 
 
-@conv_grouped.register_fake
-def _(
-    x: Tensor,
-    blocks: Tensor,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    columns: int,
-    tile: list[int],
-) -> Tensor:
-    height, width = sides(x.shape[2:], window, stride, padding, dilation)
-    return x.new_empty((x.shape[0] * height * width, columns))
+@fake(conv_grouped)
+def _(call: Arguments) -> object:
+    height, width = sides(call.x.shape[2:], call.window, call.stride, call.padding, call.dilation)
+    return call.x.new_empty((call.x.shape[0] * height * width, call.columns))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.geometry import rows_of, sides
 
 
@@ -51,20 +51,11 @@ def norm_relu_pool(
     return rows_of(pooled).contiguous(), rows_of(offsets).contiguous()
 
 
-@norm_relu_pool.register_fake
-def _(
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-) -> tuple[Tensor, Tensor]:
-    height, width = sides(x.shape[2:], window, stride, padding)
-    size = x.shape[0] * height * width, x.shape[1]
-    return x.new_empty(size), x.new_empty(size, dtype=torch.int8)
+@fake(norm_relu_pool)
+def _(call: Arguments) -> object:
+    height, width = sides(call.x.shape[2:], call.window, call.stride, call.padding)
+    size = call.x.shape[0] * height * width, call.x.shape[1]
+    return call.x.new_empty(size), call.x.new_empty(size, dtype=torch.int8)
 
 
 @op("max_pool_backward")
@@ -95,16 +86,11 @@ def max_pool_backward(
     return rows_of(sums.to(grad.dtype).view(*grad.shape[:2], *image)).contiguous()
 
 
-@max_pool_backward.register_fake
-def _(
-    grad: Tensor,
-    offsets: Tensor,
-    image: list[int],
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-) -> Tensor:
-    return grad.new_empty((grad.shape[0] * image[0] * image[1], grad.shape[1]))
+@fake(max_pool_backward)
+def _(call: Arguments) -> object:
+    return call.grad.new_empty(
+        (call.grad.shape[0] * call.image[0] * call.image[1], call.grad.shape[1])
+    )
 
 
 def _first(pooled: Tensor, stride: list[int], padding: list[int]) -> list[Tensor]:

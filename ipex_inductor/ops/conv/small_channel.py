@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.geometry import rows_of, sides
 
 TERMS = 64  # K of the weight matrix is a multiple of this; rows beyond the kernel are zero
@@ -118,15 +118,7 @@ def conv_stem(
     return rows_of(torch.conv2d(x, weight, None, stride, padding)).contiguous()
 
 
-@conv_stem.register_fake
-def _(
-    x: Tensor,
-    matrix: Tensor,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    last: bool,
-    tile: list[int],
-) -> Tensor:
-    height, width = sides(x.shape[2:], window, stride, padding)
-    return x.new_empty((x.shape[0] * height * width, matrix.shape[1]))
+@fake(conv_stem)
+def _(call: Arguments) -> object:
+    height, width = sides(call.x.shape[2:], call.window, call.stride, call.padding)
+    return call.x.new_empty((call.x.shape[0] * height * width, call.matrix.shape[1]))

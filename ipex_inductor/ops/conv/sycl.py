@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.geometry import sides
 
 WORD = 4  # bytes that a lane reads of its column per load
@@ -136,19 +136,9 @@ def linear_in_torch(
 sycl_linear = op("sycl_linear")(linear_in_torch)
 
 
-@sycl_linear.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    columns: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    block: str = "",
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], columns))
+@fake(sycl_linear)
+def _(call: Arguments) -> object:
+    return call.x.new_empty((*call.x.shape[:-1], call.columns))
 
 
 def conv_in_torch(
@@ -203,26 +193,10 @@ def conv_in_torch(
 sycl_conv = op("sycl_conv")(conv_in_torch)
 
 
-@sycl_conv.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    columns: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    last: bool,
-    block: str = "",
-) -> Tensor:
-    height, width = sides(x.shape[2:], window, stride, padding, dilation)
-    return _with_format(x.new_empty((x.shape[0], columns, height, width)), last)
+@fake(sycl_conv)
+def _(call: Arguments) -> object:
+    height, width = sides(call.x.shape[2:], call.window, call.stride, call.padding, call.dilation)
+    return _with_format(call.x.new_empty((call.x.shape[0], call.columns, height, width)), call.last)
 
 
 def _with_format(result: Tensor, last: bool) -> Tensor:

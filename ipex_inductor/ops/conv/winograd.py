@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.runtime.huge_pages import on_huge_pages
 
 PANEL = 16  # adjacent output channels of a panel
@@ -74,19 +74,13 @@ def winograd(
     return result.contiguous(memory_format=torch.channels_last)
 
 
-@winograd.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    padding: list[int],
-    binary: str,
-    unary: str,
-) -> Tensor:
-    sides = [size + 2 * more - 2 for size, more in zip(x.shape[2:], padding, strict=True)]
-    channels = weight.shape[0] * PANEL
-    return x.new_empty(x.shape[0], channels, *sides).contiguous(memory_format=torch.channels_last)
+@fake(winograd)
+def _(call: Arguments) -> object:
+    sides = [size + 2 * more - 2 for size, more in zip(call.x.shape[2:], call.padding, strict=True)]
+    channels = call.weight.shape[0] * PANEL
+    return call.x.new_empty(call.x.shape[0], channels, *sides).contiguous(
+        memory_format=torch.channels_last
+    )
 
 
 def _transform(window: Tensor, dim: int, side: int) -> Tensor:

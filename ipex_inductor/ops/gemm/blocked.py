@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.runtime.huge_pages import on_huge_pages
 
 COLUMNS = 64  # N of a block; weights are zero-padded to a multiple of it
@@ -80,19 +80,14 @@ def blocked_gemm(
     return result.contiguous(memory_format=_format(image))
 
 
-@blocked_gemm.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    columns: int,
-    binary: str,
-    unary: str,
-    image: bool,
-) -> Tensor:
-    size = (x.shape[0], columns, *x.shape[2:]) if image else (*x.shape[:-1], columns)
-    return x.new_empty(size).contiguous(memory_format=_format(image))
+@fake(blocked_gemm)
+def _(call: Arguments) -> object:
+    size = (
+        (call.x.shape[0], call.columns, *call.x.shape[2:])
+        if call.image
+        else (*call.x.shape[:-1], call.columns)
+    )
+    return call.x.new_empty(size).contiguous(memory_format=_format(call.image))
 
 
 def pair_size(dtype: torch.dtype) -> int:

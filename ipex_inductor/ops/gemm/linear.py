@@ -1,12 +1,32 @@
 """`ipex::linear`: a linear layer together with its epilogue."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.common.epilogue import UNARY
+
+
+class LinearArgs(NamedTuple):
+    """Arguments of `ipex::linear` in the order of its schema: tensors, or nodes for them."""
+
+    x: Any
+    weight: Any
+    bias: Any
+    other: Any
+    binary: str
+    unary: str
+    scalars: Sequence[float]
+    packed: bool = False
+
+    def epilogue(self) -> tuple[str, str, Sequence[float]]:
+        """Return the binary op, the unary op, and its scalars."""
+        return self.binary, self.unary, self.scalars
 
 
 @op("linear")
@@ -51,38 +71,17 @@ def linear(
     return result
 
 
-def reference(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-) -> Tensor:
-    """Return what `ipex::linear` computes, with torch's own ops.
+def reference(*args: Any) -> Tensor:
+    """Return what `ipex::linear` computes on a plain weight, with torch's own ops.
 
     Args:
-        x: [..., K].
-        weight: [N, K].
-        bias: [N].
-        other: [..., N].
-        binary: name in `ops/common/epilogue.py`.
-        unary: name in `ops/common/epilogue.py`.
-        scalars: arguments of the unary.
+        args: arguments of `ipex::linear`, as in `LinearArgs`; `packed` may be left out.
     """
-    return epilogue.apply(F.linear(x, weight, bias), other, binary, unary, scalars)
+    call = LinearArgs(*args)
+    product = F.linear(call.x, call.weight, call.bias)
+    return epilogue.apply(product, call.other, *call.epilogue())
 
 
-@linear.register_fake
-def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    packed: bool,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+@fake(linear)
+def _(call: Arguments) -> object:
+    return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))

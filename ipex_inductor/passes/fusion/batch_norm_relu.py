@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import Table, inline
 from ipex_inductor.passes.fusion.joined import SYCL, Choose, is_of_pixels, replace_if_chosen
@@ -69,7 +70,9 @@ def place(
 
 def _arguments(node: Node, match: _Match) -> tuple[Any, ...]:
     _, weight, bias, *_ = node.args
-    epilogue: Any = ("none", []) if node.target is aten.convolution.default else node.args[11:13]
+    epilogue: Any = ("none", [])
+    if node.target is not aten.convolution.default:
+        epilogue = ConvArgs(*node.args).epilogue()[1:]  # type: ignore[arg-type]
     *stats, _, epsilon = match.norm.args[1:]
     x, *more = match.parts
     return (x, weight, bias, *stats, epsilon, more, *epilogue)
@@ -79,8 +82,9 @@ def _match(node: Node, weights: Container[Node]) -> _Match | None:
     """Return the operands of a GPU's 1 x 1 convolution, if it is their only reader; else None."""
     image, weight, *_ = node.args
     plain = node.target is aten.convolution.default
-    window = node.args[3:9] if plain else node.args[4:10]
-    if node.meta["val"].device.type in ("cpu", SYCL) or not (plain or node.args[10] == "none"):
+    call = None if plain else ConvArgs(*node.args)  # type: ignore[arg-type]
+    window = call.window() if call else node.args[3:9]
+    if node.meta["val"].device.type in ("cpu", SYCL) or (call and call.binary != "none"):
         return None
     stride: Any = window[0]
     if not is_of_pixels(weight, window) or {*stride} != {1}:

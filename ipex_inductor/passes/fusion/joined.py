@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._inductor import inductor_prims  # noqa: F401  registers the prims
 from torch._inductor.virtualized import V
 
+from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.conv.small_channel_pool import AROUND, STEP, WINDOW
 from ipex_inductor.ops.gemm import glu
 from ipex_inductor.passes.engine.source import user_line
@@ -279,9 +280,12 @@ def addend(node: Node, weights: Container[Node]) -> Node | None:
 
     They may be added where both do not change from call to call, or there is only one.
     """
-    if node.target is not torch.ops.ipex.conv.default or node.args[-4] != "add":
+    if node.target is not torch.ops.ipex.conv.default:
         return None
-    bias, added = node.args[2:4]
+    call = ConvArgs(*node.args)  # type: ignore[arg-type]
+    bias, added = call.bias, call.other
+    if call.binary != "add":
+        return None
     if not isinstance(added, Node) or added.target is not aten.convolution.default:
         return None
     added_bias = added.args[2]

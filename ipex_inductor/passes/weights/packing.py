@@ -18,7 +18,9 @@ from ipex_inductor import compat
 from ipex_inductor.ops.common import epilogue
 from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.ops.conv import conv
+from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.gemm import linear
+from ipex_inductor.ops.gemm.linear import LinearArgs
 from ipex_inductor.passes.engine.packable import NO_EPILOGUE, attempt, varies
 from ipex_inductor.passes.engine.packable import PACKERS as PACKERS
 from ipex_inductor.passes.engine.packable import READERS as READERS
@@ -141,7 +143,7 @@ def pack_weights(
     for op, count in arranged.items():
         report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
     for node in list(graph.nodes):
-        if node.target in REFERENCES and not node.args[-1]:
+        if node.target in REFERENCES and not args_of(node).packed:
             if node not in left_plain:
                 report.add("missed", str(node.target), "its weight is not packed: unfused again")
             inline(graph, node, REFERENCES[node.target])
@@ -179,8 +181,9 @@ def _fuses(node: Node, binary: Any, unary: Any) -> bool:
         return False
     if node.target is ipex.linear.default:
         return "none" in (binary, unary)
-    transposed, groups = node.args[7], node.args[9]
-    if transposed or groups != 1 or not (compat.adds_to_one_pixel() or _has_pixels(node)):
+    conv_args = ConvArgs(*node.args)  # type: ignore[arg-type]
+    several = conv_args.transposed or conv_args.groups != 1
+    if several or not (compat.adds_to_one_pixel() or _has_pixels(node)):
         return bool(binary == "none")
     return binary == "none" or unary in ("none", "relu")
 
@@ -194,7 +197,7 @@ def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:
     """Return `node` as a oneDNN product and torch's ops behind it; None if oneDNN fuses it all."""
     if node.target not in REFERENCES:
         return None
-    *_, binary, unary, _, _ = node.args
+    binary, unary, _ = args_of(node).epilogue()
     if _fuses(node, binary, unary):
         return None
     kept = binary if _fuses(node, binary, "none") else "none"
@@ -239,14 +242,22 @@ def _lay_over_a_plane(graph: torch.fx.Graph, node: Node) -> None:
     graph.erase_node(node)
 
 
+def args_of(node: Node) -> ConvArgs | LinearArgs:
+    """Return the arguments of a call of `ipex::conv` or `ipex::linear` by name."""
+    names: Any = ConvArgs if node.target is ipex.conv.default else LinearArgs
+    args: ConvArgs | LinearArgs = names(*node.args)
+    return args
+
+
 def name_of(node: Node) -> str:
     """Return the name of what `node` computes, as rules spell it: `conv+add+relu`."""
-    parts = [str(part) for part in node.args[-4:-2] if part != "none"]
+    binary, unary, _ = args_of(node).epilogue()
+    parts = [part for part in (binary, unary) if part != "none"]
     return "+".join([str(node.target.__name__).split(".")[0], *parts])  # type: ignore[union-attr]
 
 
 # Our ops written in torch's ops, for products whose weight is not a parameter.
 REFERENCES: dict[Any, Callable[..., Tensor]] = {
-    ipex.linear.default: lambda *args: linear.reference(*args[:-1]),
-    ipex.conv.default: lambda *args: conv.reference(*args[:-1]),
+    ipex.linear.default: linear.reference,
+    ipex.conv.default: conv.reference,
 }
