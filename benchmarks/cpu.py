@@ -1,6 +1,6 @@
 """Inference on a CPU beside others: ours, Inductor's best mode, IPEX 2.8's ways, eager.
 
-    python benchmarks/cpu.py [--peers inductor,ipex28,eager] [--rows WORDS] [--ipex28 FOLDER]
+    python -m benchmarks cpu [--peers inductor,ipex28,eager] [--rows WORDS] [--ipex28 FOLDER]
         [--threads N] [--clock wall|cpu] [--seconds S] [--cache FOLDER] [--json FILE]
 
 Each peer of a row is a process of its own (`cpu_peer.py`), IPEX 2.8 in the environment of its own
@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).with_name("cpu_peer.py")
+PROGRAM = Path(__file__).parent / "common" / "cpu_peer.py"
 RESULTS = Path(__file__).with_name("results") / "cpu.jsonl"
 IPEX28 = ".venv-ipex28"
 HOW = """IPEX 2.8 runs on torch 2.8 only. To make its environment (Python 3.11):
@@ -179,7 +179,7 @@ def facts_of_run() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": f"{name}, {os.cpu_count()} cores",
         "commit": commit.stdout.strip(),
-        "command": " ".join(["python", "benchmarks/cpu.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", "benchmarks", "cpu", *sys.argv[1:]]),
     }
 
 

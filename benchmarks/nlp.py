@@ -1,6 +1,6 @@
 """Inference of language models on one GPU, side by side in one run: see gpu_peers.py.
 
-    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 t5-whole
+    python -m benchmarks nlp [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 t5-whole
         llama llama-decode] [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
 
 Of transformers, by their configurations, with random weights: the encoders' last states, the
@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import transformers
-from gpu_peers import Case, arguments, known, race
 from torch import Tensor, nn
+
+from common.gpu_peers import Case, arguments, known, race
 
 FEW = 1  # rows that are computed in fp64
 # Of a Llama with 1.2e9 parameters.
@@ -129,7 +130,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS)
     options = parser.parse_args()
-    about = known("nlp.py", "transformers")
+    about = known("transformers")
     race(parser, options, cases(options.models, options.batch, options.tokens), about)
 
 

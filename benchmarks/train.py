@@ -1,8 +1,8 @@
 """Training steps on one GPU, side by side in one run: eager, Inductor, ours.
 
-    python benchmarks/train.py [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
+    python -m benchmarks train [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
         [--json FILE]
-    python benchmarks/train.py --check [--models small] [--batch N]
+    python -m benchmarks train --check [--models small] [--batch N]
 
 ResNet-50 with 128 images (channels-last), BERT-base with 32 times 384 words, GPT-2-medium with 8
 times 1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to
@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from damped import damped
-from gpu_peers import keep, known, raced
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 import ipex_inductor
+from common.damped_resnet import damped
+from common.gpu_peers import keep, known, raced
 from ipex_inductor.reporting import decisions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -252,7 +252,7 @@ def main() -> None:
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     libraries = sorted({LIBRARIES[name] for name in options.models if name in LIBRARIES})
-    about = known("train.py", *libraries, device=DEVICE)
+    about = known(*libraries, device=DEVICE)
     print(json.dumps(about), flush=True)
     right = True
     for case in cases(options.models, options.batch):

@@ -1,6 +1,6 @@
 """Inference of vision models on one GPU, side by side in one run: see gpu_peers.py.
 
-    python benchmarks/vision.py [--batch 1 128] [--models resnet50 timm:convnext_base ...]
+    python -m benchmarks vision [--batch 1 128] [--models resnet50 timm:convnext_base ...]
         [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE] [--contiguous]
 
 Channels-last, or as they are made, with random weights and batch-norm statistics that were run in;
@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torchvision
-from gpu_peers import Case, arguments, known, race
 from torch import Tensor, nn
+
+from common.gpu_peers import Case, arguments, known, race
 
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["resnet50"])
     parser.add_argument("--contiguous", action="store_true", help="neither is channels-last")
     options = parser.parse_args()
-    about = known("vision.py", "torchvision")
+    about = known("torchvision")
     race(parser, options, cases(options.models, options.batch, options.contiguous), about)
 
 

@@ -1,6 +1,6 @@
 """Whole small models of seven families by backend `ipex`, beside Inductor.
 
-    python benchmarks/zoo.py [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
+    python -m benchmarks zoo [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
         [--dtype fp32 bf16 fp16] [--train] [--inference] [--static] [--dynamic] [--all]
         [--minutes M] [--shard I/N] [--seconds S] [--threads N] [--workers N] [--json FILE]
         [--resume]
@@ -40,8 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_peer import timed
-from gpu_peers import keep, known, raced
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from zoo_models import FAMILIES, MODELS, compiled_once
@@ -49,6 +47,8 @@ from zoo_models.entry import Entry
 from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict
 
+from common.cpu_peer import timed
+from common.gpu_peers import keep, known, raced
 from ipex_inductor.cli.demo import measure as demo_measure
 from ipex_inductor.reporting import decisions
 
@@ -350,7 +350,7 @@ def run_workers(options: argparse.Namespace) -> None:
 def main() -> None:
     """Measure the rows; ends with 1 if ours is wrong or slow, fell back, or a model has no row."""
     options = parsed()
-    about = known("zoo.py", "transformers", device=options.device)
+    about = known("transformers", device=options.device)
     about["threads"] = str(options.threads)
     rows: list[dict[str, Any]] = []
     todo = without_known(chosen(options), options, about)

@@ -1,0 +1,59 @@
+"""What benchmarks of single kernels on a CPU share: options, the clock, rows."""
+
+import argparse
+import datetime
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from common.command import command_line
+from ipex_inductor.target.device import current
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """The options of all of them."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", default="", help="the cases in whose row this stands")
+    parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
+    return parser
+
+
+def seconds(call: Callable[[], object], count: int, wall: bool = False) -> float:
+    """A call, of processor time or by the clock."""
+    clock = time.perf_counter if wall else time.process_time
+    begin = clock()
+    for _ in range(count):
+        call()
+    return (clock() - begin) / count
+
+
+def least(
+    calls: Mapping[str, Callable[[], object]], usual: str, rounds: int, wall: bool = False
+) -> dict[str, float]:
+    """Microseconds a call: minima of interleaved rounds of 2 ms, or of one call, of `usual`."""
+    best = dict.fromkeys(calls, math.inf)
+    count = max(1, int(2e-3 / seconds(calls[usual], 3, wall)))
+    for _ in range(rounds):
+        for name, call in calls.items():
+            best[name] = min(best[name], seconds(call, count, wall) * 1e6)
+    return best
+
+
+def keep(row: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print a row; with --json append it, and what it was measured with, to that file."""
+    print(json.dumps(row), flush=True)
+    if options.json:
+        known = {
+            "date": datetime.date.today().isoformat(),
+            "torch": torch.__version__,
+            "arch": current().arch,
+            "threads": options.threads,
+            "command": command_line(leave_out=("--json", options.json)),
+        }
+        with open(options.json, "a") as file:
+            file.write(json.dumps({**row, **known}) + "\n")

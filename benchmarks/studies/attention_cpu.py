@@ -1,0 +1,76 @@
+"""Attention over few keys on a CPU: by our kernel, in fp32 too, and by torch's.
+
+    python -m benchmarks attention_cpu [--threads N] [--only WORDS] [--json FILE]
+
+Minima of interleaved rounds, of the process's processor time, so that others who work on the
+machine matter less, in microseconds a call. Errors are relative to fp64. `FASTER` of
+`passes/attention/short_attention.py` says where ours is taken, `ATTENTION` of
+`passes/weights/upcast.py` where in fp32: casts are timed with it.
+"""
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ipex_inductor import ops
+from ipex_inductor.templates.cpu import cpu_library, short_attention
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from common.cpu_kernels import arguments, keep, least
+
+assert ops
+ROUNDS = 25
+# Texts or images, heads, queries, keys, width of a head: decoding, then as many queries as keys.
+CASES = tuple((1, 12, q, k, 64) for k in (128, 512, 1024) for q in (1, 4, 16, k))
+CASES += ((1, 12, 197, 197, 64), (16, 12, 128, 128, 64), (16, 12, 197, 197, 64))
+CASES += ((1, 32, 1, 1024, 128), (1, 16, 128, 128, 128), (1, 24, 128, 128, 32))
+
+
+def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """What our kernel makes."""
+    out = torch.empty_like(q)
+    short_attention.call(q, k, v, False, q.shape[3] ** -0.5, out=out)
+    return out
+
+
+def made_wide(*given: torch.Tensor) -> torch.Tensor:
+    """The same in fp32, rounded once."""
+    return ours(*(t.float() for t in given)).to(given[0].dtype)
+
+
+@torch.no_grad()
+def main() -> None:
+    """Print a row a case; with --json also append it to FILE."""
+    options = arguments(__doc__).parse_args()
+    torch.set_num_threads(options.threads)
+    if reason := cpu_library.why_not():
+        raise SystemExit(reason)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for case in CASES:
+            batch, heads, queries, keys, width = case
+            row = {"dtype": str(dtype), "batch, heads, queries, keys, width": case}
+            if options.only not in str(row):
+                continue
+            q = torch.randn(batch, heads, queries, width, dtype=dtype)
+            k, v = torch.randn(2, batch, heads, keys, width, dtype=dtype)
+            calls = {"torch": partial(F.scaled_dot_product_attention, q, k, v)}
+            if dtype is not torch.float16:
+                calls["ours"] = partial(ours, q, k, v)
+            if dtype is not torch.float32:
+                calls["wide"] = partial(made_wide, q, k, v)
+            truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
+            best = least(calls, "torch", ROUNDS)
+            for name, call in calls.items():
+                result = call()
+                row[f"{name}, us"] = round(best[name], 1)
+                row[f"{name}, error"] = float((result.double() - truth).norm() / truth.norm())
+            own = "ours" if "ours" in calls else "wide"
+            row["speedup"] = round(best["torch"] / best[own], 3)
+            keep(row, options)
+
+
+if __name__ == "__main__":
+    main()
