@@ -1,15 +1,15 @@
-"""Inference on a CPU beside others: ours, Inductor's best mode, IPEX 2.8's ways, eager.
+"""Compare inference on a CPU: backend `ipex`, Inductor's best mode, IPEX 2.8 and eager.
 
     python -m benchmarks cpu [--peers inductor,ipex28,eager] [--rows WORDS] [--ipex28 FOLDER]
         [--threads N] [--clock wall|cpu] [--seconds S] [--cache FOLDER] [--json FILE]
 
-Each peer of a row is a process of its own (`cpu_peer.py`), IPEX 2.8 in the environment of its own
-torch. All prepare one after the other, are held against fp64, and then take turns of a few calls
-each, so that whatever else the machine does meets all of them: compare minima, and ratios of them.
-Models named `...-nchw`, which are measured when `--rows` names them, are not channels-last.
-Where others work on the machine, `--threads 1 --clock cpu` compares what does not depend on them:
-processor time of one thread. What is wrong gets no speed. `ipex28` is both of its ways, trace and
-compile; `ipex-package` is a package of ours, which like a trace checks nothing at a call.
+Each peer of a row runs in a process of its own (`common/cpu_peer.py`), IPEX 2.8 in an environment
+with its own torch. All peers prepare one after the other and are checked against fp64. Then they
+take turns of a few calls each, so that other load on the machine hits all of them: compare minima
+and their ratios. Models named `...-nchw` are not channels-last; they run only if `--rows` names
+them. On a busy machine `--threads 1 --clock cpu` compares processor time of one thread. A wrong
+result gets no speed. `ipex28` stands for its trace and its compile mode; `ipex-package` is a
+packaged model of `ipex`, which like a trace has no guards.
 """
 
 import argparse

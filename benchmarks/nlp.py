@@ -1,12 +1,12 @@
-"""Inference of language models on one GPU, side by side in one run: see gpu_peers.py.
+"""Compare inference of language models on one GPU: eager, Inductor and backend `ipex`.
 
     python -m benchmarks nlp [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 t5-whole
         llama llama-decode] [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
 
-Of transformers, by their configurations, with random weights: the encoders' last states, the
-decoders' logits of all tokens (prefill, without a cache of keys and values). `llama-decode` is the
-last of so many tokens, beside the keys and values of the others: its logits, written in place. `t5`
-is the encoder alone, `t5-whole` with the decoder on as many words.
+Models of transformers with random weights: the last hidden states of encoders, the logits of all
+tokens of decoders (prefill without a KV cache). `llama-decode` computes the logits of the last
+token beside a static KV cache of the others. `t5` is the encoder alone, `t5-whole` has a decoder
+with as many tokens. `common/gpu_peers.py` describes the peers, the checks and the clock.
 """
 
 import itertools

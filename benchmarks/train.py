@@ -1,19 +1,19 @@
-"""Training steps on one GPU, side by side in one run: eager, Inductor, ours.
+"""Compare training steps on one GPU: eager, Inductor and backend `ipex`.
 
     python -m benchmarks train [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
         [--json FILE]
     python -m benchmarks train --check [--models small] [--batch N]
 
-ResNet-50 with 128 images (channels-last), BERT-base with 32 times 384 words, GPT-2-medium with 8
-times 1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to
-None. Eager and Inductor step with torch's fused AdamW, ours with the fused step. Before any is
-timed its first gradients, of the whole batch, are held against the same model's in fp64: who is
-farther off than eager may be is printed as wrong, without a speed. Milliseconds of a whole step
-between events, as the host launches it: a block of steps at a time, peers in turns. Beside them the
-sum of its kernels, which a slow host leaves as it is.
+ResNet-50 with 128 images (channels-last), BERT-base with 32 x 384 tokens, GPT-2-medium with 8 x
+1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to None.
+Eager and Inductor use torch's fused AdamW, `ipex` its fused step. The first gradients of the whole
+batch are checked against fp64 before timing: a peer that is farther off than eager may be is
+printed as wrong, without a speed. Times are milliseconds of a whole step between events, launches
+included, a block of steps at a time with the peers in turns. The sum of kernel times is printed
+too, as a slow host does not change it.
 
-`--check` ends with the gradients and times nothing; it works without a GPU too. For that there is
-`small`, a few layers.
+`--check` ends after the gradients, and works without a GPU; model `small`, a few layers, is meant
+for that.
 """
 
 import argparse

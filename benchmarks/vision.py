@@ -1,11 +1,12 @@
-"""Inference of vision models on one GPU, side by side in one run: see gpu_peers.py.
+"""Compare inference of vision models on one GPU: eager, Inductor and backend `ipex`.
 
     python -m benchmarks vision [--batch 1 128] [--models resnet50 timm:convnext_base ...]
         [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE] [--contiguous]
 
-Channels-last, or as they are made, with random weights and batch-norm statistics that were run in;
-models of torchvision or, after `timm:`, of timm; `unet` is the net below. As a table:
-model_means.py.
+Models of torchvision or, after `timm:`, of timm, with random weights and batch-norm statistics from
+a few forward passes; channels-last, or contiguous with `--contiguous`. `unet` is defined below.
+`common/gpu_peers.py` describes the peers, the checks and the clock. `python -m benchmarks
+model_means` makes a table of the results.
 """
 
 from collections.abc import Iterator

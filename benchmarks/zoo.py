@@ -1,4 +1,4 @@
-"""Whole small models of seven families by backend `ipex`, beside Inductor.
+"""Compare 43 small whole models of seven families: backend `ipex` and Inductor.
 
     python -m benchmarks zoo [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
         [--dtype fp32 bf16 fp16] [--train] [--inference] [--static] [--dynamic] [--all]

@@ -1,4 +1,4 @@
-"""What benchmarks of single kernels on a CPU share: options, the clock, rows."""
+"""Options, timers and result rows for benchmarks of single CPU kernels."""
 
 import argparse
 import datetime

@@ -1,11 +1,11 @@
-"""One peer of `benchmarks/cpu.py` in a process of its own: it prepares one model, then takes turns.
+"""Program for one peer of `benchmarks/cpu.py`: prepares one model, then runs on request.
 
     python benchmarks/common/cpu_peer.py PEER MODEL DTYPE BATCH
 
-Needs torch and transformers, and what the peer needs; of this project only for peers `ipex` and
-`ipex-package`, so that it also runs in the environment of a torch that we do not support. Says one
-JSON line when it is ready, and for each line on its input (a number of calls) one with the
-milliseconds of so many, and with the milliseconds that the processors spent on them.
+Needs torch, transformers and the peer's packages; this project only for peers `ipex` and
+`ipex-package`, so that it also runs in the environment of an unsupported torch. Prints one JSON
+line when it is ready. For each input line (a number of calls) it prints one with the wall
+milliseconds and the processor milliseconds of so many calls.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""ResNet-50 as its training begins, so that errors of gradients say something."""
+"""Small residual branches for ResNet-50, so that errors of gradients are meaningful."""
 
 import torch
 from torch import nn

@@ -1,15 +1,15 @@
-"""Inference on one GPU, side by side in one run: eager, Inductor, ours. Used by vision.py, nlp.py.
+"""Peers, checks and timing for inference benchmarks on one GPU.
 
-In bf16, or fp16 (`--dtype float16`). What a peer computes is held against the same model in fp64 on
-a few rows before it is timed, and beside it in fp32: who is farther off than eager may be is
-printed as wrong, without a speed. Then each is captured in a CUDA graph, and the graphs are
-replayed in turns; medians and minima of the device's time between events, in milliseconds. Beside
-them the seconds until the first result, compilation and tuning included.
+In bf16, or fp16 (`--dtype float16`). Each peer's result is checked on a few rows against the same
+model in fp64 before timing, with the error of fp32 beside it: a peer that is farther off than eager
+may be is printed as wrong, without a speed. Then each is captured in a CUDA graph, and the graphs
+are replayed in turns; medians and minima of the device's time between events, in milliseconds. The
+seconds until the first result include compilation and tuning.
 
-Peers: eager; inductor (default mode with freezing); ours (default mode, nothing recorded but for
-what the package has); tuned (ours, the library's calls measured first for at most --tune seconds,
-into --database). If named, max-autotune (Inductor's) and templates (ours, tuned with Inductor's
-templates too): minutes.
+Peers: eager; inductor (default mode with freezing); ours (default mode, with the shipped records
+alone); tuned (ours, after library calls are measured for at most --tune seconds, into --database).
+On request max-autotune (Inductor's) and templates (ours, also tuned with Inductor's templates),
+which take minutes.
 """
 
 import argparse

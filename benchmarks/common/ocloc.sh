@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Intel's compiler for GPUs that are not here, and the driver that can pretend to be one, without
-# installing anything: Debian sid's packages (80 MB, 400 MB unpacked) with the C library they need,
-# in a folder of their own. Afterwards FOLDER/ocloc is the compiler.
+# Unpack Intel's offline GPU compiler (ocloc) and a driver that can simulate a GPU into a folder.
+#
+# Nothing is installed: Debian sid's packages (80 MB, 400 MB unpacked) with the C library they need.
+# Afterwards FOLDER/ocloc is the compiler.
 #
 #     [DEBIAN_MIRROR=http://...] benchmarks/common/ocloc.sh FOLDER && PATH=$PATH:FOLDER ocloc ids pvc
 set -euo pipefail

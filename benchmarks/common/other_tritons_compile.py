@@ -1,8 +1,8 @@
-"""Kernels in Triton to machine code of a GPU that is not here: run by `other_tritons.py`.
+"""Program that compiles Triton kernels to machine code of an absent GPU, for `other_tritons.py`.
 
     PYTHONPATH=TRITON PYTHON other_tritons_compile.py FOLDER < kernels
 
-Each line is a kernel; `N.cubin` of the folder is the N-th, and a line comes back for each.
+Each input line is a kernel; `N.cubin` in the folder is the N-th, and each gets an output line.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""What an Intel GPU is given, with one that only pretends: see sycl_simulated.sh."""
+"""Program that sends SYCL kernels to a simulated Intel GPU, for `sycl_simulated.sh`."""
 
 import logging
 import os

@@ -1,9 +1,9 @@
-"""Kernels in Triton to SPIR-V for Intel's GPUs, by Intel's Triton: run by `triton_xe.py`.
+"""Program that compiles Triton kernels to SPIR-V for Intel GPUs, for `triton_xe.py`.
 
     PYTHON triton_xe_compile.py FOLDER < kernels
 
-PYTHON has `triton-xpu`, and needs neither torch nor a GPU. Each line is a kernel; `N.spv` of the
-folder is the N-th, and a line comes back for each.
+PYTHON has `triton-xpu`, and needs neither torch nor a GPU. Each input line is a kernel; `N.spv` in
+the folder is the N-th, and each gets an output line.
 """
 
 import importlib.util

@@ -1,15 +1,15 @@
-"""ResNet-50 by `torch.compile` on a CPU, in one process: what it took, and what it built, as JSON.
+"""Program that compiles ResNet-50 on a CPU and prints times and builds as JSON.
 
     python benchmarks/common/warm_start_program.py BACKEND [import]
 
-What a program does that has `torch.compile(model, backend="ipex")` and nothing else of ours, as the
-README's first example. `import`: it imports `ipex_inductor` too, as the second one does and as
-programs for IPEX do, right after torch; that import is in the time, and Dynamo's, which follows, is
-then without the collector.
+A program with `torch.compile(model, backend="ipex")` and nothing else of ours, as the README's
+first example. `import`: it also imports `ipex_inductor` right after torch, as the second example
+and programs for IPEX do; that import is then part of the time, and Dynamo's import, which follows,
+runs without the garbage collector.
 
 Run by `benchmarks/startup/warm.py` and by `tests/reliability/test_warm_start.py`. Times are seconds
-from the end of `import torch` to the first output, making the model included; CPU time is the main
-thread's, which also waits in it for torch's other threads.
+from the end of `import torch` to the first output, including the construction of the model. CPU
+time is that of the main thread, which spins while it waits for torch's other threads.
 """
 
 # ruff: noqa: E402  the clocks begin before anything else is imported

@@ -1,13 +1,13 @@
-"""Attention on one GPU, side by side in one run: torch's fused kernels, and products by Inductor.
+"""Compare attention on one GPU: torch's fused kernels, and GEMMs by Inductor.
 
     python -m benchmarks ops attention [--part I/N] [--seconds S] [--json FILE]
 
-In bf16, of projections as layers give them ([batch, tokens, 3, heads, width]), without a mask, with
-a bias of every head, contiguous and as an embedding of distances gives it (heads last). `products`
-is what Inductor makes of attention by hand: two batched products and a softmax. The others are
-torch's kernels by name, where they take the case; what torch itself would choose is said. Each is
-held against fp64 first, then captured in a CUDA graph and raced; medians in microseconds. What is
-measured stands in the tables of `ipex_inductor/passes/attention/attention.py`.
+In bf16, of projections as layers give them ([batch, tokens, 3, heads, width]): without a mask, and
+with a bias of every head, contiguous or from an embedding of distances (heads last). `products` is
+attention written by hand and compiled by Inductor: two batched GEMMs and a softmax. The other names
+are torch's kernels, where they support the case; the row says which of them torch itself selects.
+Each is checked against fp64, then captured in a CUDA graph and timed in turns; medians in
+microseconds. The tables of `ipex_inductor/passes/attention/attention.py` hold the results.
 """
 
 import argparse

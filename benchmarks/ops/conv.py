@@ -1,16 +1,15 @@
-"""Convolutions with their epilogue on one GPU, side by side in one run: the library's and ours.
+"""Compare convolutions with epilogues on one GPU: libraries and our templates.
 
     python -m benchmarks ops conv [--only WORDS ...] [--tiles N] [--budget SECONDS] [--dtype DTYPE]
         [--rounds N] [--json FILE]
 
-Each line of `SHAPES` and `WEIGHTS` is a problem of `autotune run`. Its choices are those that a
-graph has: torch's convolution with Inductor's epilogue, cuDNN's call with the epilogue in it,
-cuBLAS's where the window is one pixel, and our templates with each tile. All are held against
-float64 first, by what the autotuner allows, and who is wrong gets no time. Then they run in turns,
-a captured graph over inputs that no cache holds: medians,
-in microseconds of the device. Beside them the
-floor, which is moving every operand once (4.27 TB/s) or all products (679 TFLOP/s), both measured
-on an H200. A choice takes about a second to compile; when the budget is spent, no shape begins.
+Each line of `SHAPES` and `WEIGHTS` is a problem of `autotune run`. Its choices are those of a
+graph: torch's convolution with Inductor's epilogue, cuDNN's call with a fused epilogue, cuBLAS for
+1x1 kernels, and our templates with each tile. All are checked against float64 with the autotuner's
+tolerances; a wrong choice gets no time. Then they run in turns, as a captured graph over inputs
+that no cache holds: medians, in microseconds of the device. The floor beside them is the time to
+move every operand once (4.27 TB/s) or to do all multiplications (679 TFLOP/s), both measured on an
+H200. A choice takes about a second to compile; when the budget is spent, no further shape begins.
 """
 
 import argparse

@@ -1,20 +1,19 @@
-"""linear + bias + GELU on one GPU, side by side in one run: eager, Inductor, cuBLASLt, our tiles.
+"""Compare linear + bias + GELU on one GPU: eager, Inductor, cuBLASLt and our tiles.
 
     python -m benchmarks ops linear [--shape MxKxN ...] [--gelu none tanh] [--dtype bfloat16]
         [--max-autotune] [--tiles N] [--seconds S] [--budget S] [--json FILE]
 
-What a peer computes is held against fp64 before it is timed: who is farther off than torch's own
-kernel may be is printed as wrong, without a speed. Then rounds are interleaved, each a captured
-graph of calls on operands in turns, more than twice the last cache, so that no weight is still in
-it; medians and minima of the device's time a call, in microseconds. `of floor` is the share of the
-larger of traffic at the H200's copy speed and arithmetic at the rate its large products reach.
+Each result is checked against fp64 before timing: a peer that is farther off than torch's own
+kernel may be is printed as wrong, without a speed. Rounds are interleaved. Each is a captured graph
+of calls on operands in turns that fill more than twice the last cache, so that no weight is cached.
+Medians and minima are microseconds of the device a call. `of floor` is the share of the larger of
+two bounds: traffic at the H200's copy speed, and arithmetic at the rate of large GEMMs.
 
-Peers: eager; inductor (default mode); max-autotune if asked for (tens of seconds a shape); cublaslt
-(`aten._addmm_activation`, the tanh form alone); and each tile of ours that is offered for a shape,
-by its fields: columns, bytes of a step, parts, warps, stages, swapped, joined where it is so.
-Beside them `bare`, cuBLAS's product without bias and GELU, which shows what those cost. The last
-line of a shape says how the best of what a record may choose does against the others' best, and how
-much longer it takes than the bare product.
+Peers: eager; inductor (default mode); max-autotune if requested (tens of seconds a shape); cublaslt
+(`aten._addmm_activation`, the tanh form alone); and each of our candidate tiles, named by its
+fields: columns, bytes of a step, parts, warps, stages, swapped, joined. `bare` is cuBLAS's GEMM
+without bias and GELU. The last line of a shape compares the best recordable choice with the best
+other peer, and with the bare GEMM.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""The first call of models on a CPU with nothing cached, and the calls behind it.
+"""Measure the first call of models on a CPU with empty caches, and the calls after it.
 
     python -m benchmarks startup cold [--models resnet50 bert] [--rounds N] [--json FILE]
     python -m benchmarks startup cold --training [--models unet resnet18 bert vit mixture] [--warm]
 
-Backend `ipex` where C++ calls the kernels, as by default, and where Python does, and `inductor`, in
-turns, each in a process and with caches of its own. The clock runs from `torch.compile` on, so it
-has what a process's first compilation imports, and what is asked of g++ once a machine: Inductor
-precompiles its headers, and tries what vectors there are.
+Backend `ipex` with kernels called from C++ (the default) and from Python, and `inductor`, in turns,
+each in a process with caches of its own. The clock starts at `torch.compile`, so it includes what a
+process's first compilation imports and one-time work of g++: precompiled headers and the probing of
+vector ISAs.
 
-`--training`: the first forward and backward of five small models in fp32. What a process imports
-for any graph is imported before the clock begins, and seconds of processors are told with those of
-the clock, as other work on the machine hardly changes them: of this process and of the compilers it
-runs, and how many those are. `--warm`: the same in a second process too, which finds all cached.
+`--training`: the first forward and backward of five small models in fp32. Imports that any graph
+needs happen before the clock starts. Beside wall seconds stand processor seconds of the process and
+its compilers, which other load hardly changes, and the number of compilers. `--warm`: a second
+process too, which finds everything cached.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""What our passes cost at compile time, as a share of a first call with Inductor alone.
+"""Measure compile time of our passes as a share of Inductor's first call.
 
     python -m benchmarks startup compile [--models resnet50 bert] [--profile] [--json FILE]
 
-Models of the demo, in processes of their own with empty cache folders; what a process pays once
-whatever the backend is paid before. Seconds of the processor count this process and the compilers
-it starts, and hardly see what else the machine does; each figure is the least of the repetitions.
+Models of the demo, in processes of their own with empty cache folders; one-time costs of a process
+are paid before. Processor seconds count this process and its compilers, and hardly depend on other
+load. Each figure is the least of the repetitions.
 """
 
 import argparse

@@ -1,11 +1,10 @@
-"""The second process of ResNet-50 on a CPU: from `import torch` to the first output.
+"""Measure a second process of ResNet-50 on a CPU, from `import torch` to its first output.
 
     python -m benchmarks startup warm [--rounds N] [--json FILE]
 
-Backend `ipex` with its kernel cache, where nothing of ours is imported and where it is, and
-`inductor` with a folder of torch's own, in turns, each with a cold process before:
-`benchmarks/common/warm_start_program.py` says what is timed. The machine's load is printed, as it is in
-the figures.
+Backend `ipex` with its kernel cache, with and without `import ipex_inductor`, and `inductor` with a
+folder of its own, in turns, each after a cold process: `benchmarks/common/warm_start_program.py`
+defines what is timed. The load average is printed, as it affects the figures.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""A linear layer, a residual sum, a layer norm: the sum in oneDNN's call or in the norm's kernel.
+"""Compare two places for a residual sum before a layer norm: the oneDNN call, the norm.
 
     python -m benchmarks add_norm
 
-Inference on packed weights of 768 to 768, as in BERT-base. Minima of interleaved rounds, in
-milliseconds of one thread's processor time, and the mean error against float64: what the rule
-`linear + add + layer_norm` of `passes/fusion/linear.py` rests on.
+Linear, residual sum and layer norm in inference, on packed weights of 768 to 768, as in BERT-base.
+Minima of interleaved rounds, in milliseconds of one thread's processor time, and the mean error
+against float64. Rule `linear + add + layer_norm` of `passes/fusion/linear.py` rests on them.
 """
 
 import copy

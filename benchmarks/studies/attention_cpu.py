@@ -1,11 +1,11 @@
-"""Attention over few keys on a CPU: by our kernel, in fp32 too, and by torch's.
+"""Compare attention over few keys on a CPU: our kernel, also in fp32, and torch's.
 
     python -m benchmarks attention_cpu [--threads N] [--only WORDS] [--json FILE]
 
-Minima of interleaved rounds, of the process's processor time, so that others who work on the
-machine matter less, in microseconds a call. Errors are relative to fp64. `FASTER` of
-`passes/attention/short_attention.py` says where ours is taken, `ATTENTION` of
-`passes/weights/upcast.py` where in fp32: casts are timed with it.
+Minima of interleaved rounds, in microseconds of processor time a call, so that other load on the
+machine matters less. Errors are relative to fp64. `FASTER` of `passes/attention/short_attention.py`
+lists where our kernel is used, `ATTENTION` of `passes/weights/upcast.py` where it runs in fp32; the
+casts are included in the time.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""What comparing two large autotune databases takes: seconds, and the peak of memory.
+"""Measure time and peak memory of comparing two large autotune databases.
 
     python -m benchmarks autotune_compare [RECORDS]
 
-Half of the records (100,000 unless said) are A's and half B's, a problem each with five choices.
-Runs `ipex-inductor autotune compare A B` as users do, start of Python included. Prints seconds of
-each of five runs; the least of them, in all and of the processor; and the peak of memory.
+Half of the records (100,000 by default) are in A and half in B, one problem each with five choices.
+Runs `ipex-inductor autotune compare A B` as users do, including the start of Python. Prints the
+seconds of each of five runs, the least wall and processor seconds, and the peak memory.
 """
 
 import random

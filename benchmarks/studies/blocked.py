@@ -1,13 +1,13 @@
-"""Products of convolutions of one pixel and linear layers on a CPU: in blocks, and by others.
+"""Compare 1x1 convolutions and linear layers on a CPU: blocked kernels and libraries.
 
     python -m benchmarks blocked [--threads N] [--wall] [--others] [--json FILE] [--only WORDS]
 
-Each on packed weights, with bias and a ReLU or, of convolutions to more channels, an addend and a
-ReLU: oneDNN's; with --others, of layers, also MKL's in fp32, which has no ReLU but a second call
-for it, and Inductor's C++ template, which has one. In fp16, of which most CPUs have no products,
-beside the same in fp32 (weights that are wide), and torch's. Minima of interleaved rounds, in
-microseconds a call: of the process's processor time, so that others who work on the machine matter
-less, or by the clock. Errors are relative to fp64.
+Each on packed weights, with bias and a ReLU; convolutions to more channels also with an addend.
+Peers: oneDNN; with `--others`, for linear layers, MKL in fp32 (a second call for the ReLU) and
+Inductor's C++ template (fused ReLU). fp16, for which most CPUs have no instructions, is compared
+with fp32 on upcast weights and with torch. Minima of interleaved rounds, in microseconds a call:
+processor time, so that other load matters less, or wall time with `--wall`. Errors are relative to
+fp64.
 """
 
 import functools

@@ -1,13 +1,13 @@
-"""What the kernel cache costs: a verified read, a warm start of 200 kernels, a put, a bundle.
+"""Measure the kernel cache: a verified read, a warm start of 200 kernels, a put, a bundle.
 
     python -m benchmarks cache_cost [--json] [--folder DIR]
 
 Entries of 64 KiB, read by a process that has read none of them; their pages are in memory, as after
-any recent use. What verifying must cost is beside it: SHA-256 of the same bytes. The aims are 60
-microseconds (p50) for a read and 15 ms for 200.
+any recent use. SHA-256 of the same bytes stands beside them as the least cost of verification. The
+aims are 60 microseconds (p50) for a read and 15 ms for 200.
 
-Beside the fastest round is the slowest, each with what a loop of plain Python took in it: where the
-other half of a core is busy, on a virtual machine somebody else's, that loop and all of a read but
+The slowest round stands beside the fastest, each with the time of a plain Python loop. Where
+another virtual machine uses the second thread of a core, that loop and everything in a read but
 SHA-256 take half as long again.
 """
 

@@ -1,11 +1,11 @@
-"""Convolutions on a CPU by oneDNN's kept primitives (extra `[onednn]`), and by torch's oneDNN.
+"""Compare convolutions on a CPU: cached oneDNN primitives (`[onednn]`) and torch's.
 
     python -m benchmarks cached_primitives [--threads N] [--batch N] [--json FILE] [--only WORDS]
 
-Each on packed weights, with bias. Minima of interleaved rounds, of the process's processor time, so
-that others who work on the machine matter less, in microseconds a call. `torch's`: its largest
-difference from ours, relative to the largest result. `products`, and bytes of a result with an
-addend, are what `FASTER` of `passes/weights/cached_primitives.py` limits.
+Each on packed weights, with bias. Minima of interleaved rounds, in microseconds of processor time a
+call, so that other load on the machine matters less. `torch's` is its largest difference from ours,
+relative to the largest result. `FASTER` of `passes/weights/cached_primitives.py` limits `products`
+(multiplications) and the bytes of a result with an addend.
 """
 
 import functools

@@ -1,17 +1,18 @@
-"""What a compiled call costs beside its kernels: wrappers, and our check of the weights.
+"""Measure the overhead of a compiled call beside its kernels: wrappers and weight checks.
 
     python -m benchmarks call_overhead [mlp resnet50 bert] [--rounds 300] [--whole]
 
-Each model is compiled by `inductor` and by `ipex`, in inference, and called in turns, each in two
-ways behind the same guards of Dynamo, as where guards lie in memory moves them by 20 microseconds:
+Each model is compiled by `inductor` and by `ipex` for inference. Each is called in turns in two
+variants behind the same Dynamo guards, as the place of guards in memory changes their time by 20
+microseconds:
 
-* `identity` gives back results that were made once: what Dynamo alone costs, its guards included;
-* the backend, with the code it generated exchanged for such results: what stands around that code,
-  which does not depend on how long the kernels take.
+* `identity` returns precomputed results: the cost of Dynamo alone, its guards included;
+* the backend with its generated code replaced by precomputed results: the wrapper around that code,
+  which does not depend on kernel time.
 
-Printed are the least and the median microseconds of either way, then what is between them: of the
-least, and the median of what is between two calls in turns. `--whole` leaves the generated code in:
-its kernels are then most of what is seen, but for the small model.
+Prints the least and the median microseconds of both, and their difference: of the least, and the
+median over pairs of calls. `--whole` keeps the generated code: kernels then dominate, except in the
+small model.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""Inference on one GPU as a program sees it, launches and all: see gpu_peers.py for the rest.
+"""Compare wall time of inference on one GPU, launches included, with and without capture.
 
     python -m benchmarks capture [--models resnet50 gpt2 mlp] [--peers NAME ...] [--seconds S]
         [--json FILE]
 
-Milliseconds of wall clock of a call that is waited for, and of one of many that are not, the peers
-in turns. eager; inductor and reduce-overhead (Inductor's modes); ours (default mode) and launched
-(the same without capture). Before anything is timed, results are held against fp64's on a few rows:
-who is farther off than eager may be is printed as wrong, without a speed.
+Milliseconds of wall time of a call that is waited for, and of one of many that are not, with the
+peers in turns: eager; inductor and reduce-overhead (Inductor's modes); ours (default mode) and
+launched (ours without capture). Results of a few rows are checked against fp64 before timing: a
+peer that is farther off than eager may be is printed as wrong, without a speed. The rest is as in
+`common/gpu_peers.py`.
 """
 
 import argparse

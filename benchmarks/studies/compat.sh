@@ -1,5 +1,8 @@
 #!/usr/bin/env bash
-# The suite with the oldest and the newest torch we support, a smoke test with those between.
+# Run the test suite with the oldest and newest supported torch, a smoke test with the others.
+#
+#     [COMPAT_DIR=FOLDER] [WORKERS=N] python -m benchmarks compat
+#
 # Environments go to $COMPAT_DIR (default: ~/.cache/ipex-compat); each takes about 5 GB.
 set -uo pipefail
 cd "$(dirname "$0")/../.."

@@ -1,10 +1,11 @@
-"""Processes of one machine that start cold together: ResNet-18 on a CPU, nothing in the cache.
+"""Measure processes of one machine that compile ResNet-18 for a CPU at once, cold.
 
     python -m benchmarks concurrent_cold_start [--processes N] [--rounds N]
 
-Alternately they wait for the one that compiles first, and each compiles for itself (WORLD_SIZE says
-that they are ranks, which never wait). Processor seconds of all of them and their compilers, and
-wall seconds to the last first output; the best of the rounds. The machine's load is in them.
+In turns, all processes wait for the one that compiles first, or each compiles for itself
+(WORLD_SIZE marks them as ranks, which never wait). Prints processor seconds of all processes and
+their compilers, and wall seconds to the last first output; the best of the rounds. The load of the
+machine is part of them.
 """
 
 import argparse

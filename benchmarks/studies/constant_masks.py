@@ -1,10 +1,10 @@
-"""Models of transformers without an attention mask, compiled: what the mask costs that they build.
+"""Measure the cost of attention masks that transformers builds when none is passed.
 
     python -m benchmarks constant_masks [--models bert gpt2] [--rounds 12] [--threads 1]
 
-Backend `ipex` with and without the rule `constant-mask`, in turns within one process: the least
+Backend `ipex` with and without rule `constant-mask`, in turns within one process: the least
 processor time of a call, random weights, 1x384 tokens, fp32 and bf16, no gradients. Nothing is
-printed where the two results are not as near to each other as the dtype rounds.
+printed if the two results differ by more than the rounding of the dtype.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Words one by one on one GPU, as a program sees it: a Llama of 8 billion random weights in bf16.
+"""Compare token-by-token decoding on one GPU: a Llama of 8 billion parameters in bf16.
 
     python -m benchmarks decode_gpu [--peers NAME ...] [--layers N] [--json FILE]
 
-A batch of one behind a prompt of 64 words, and the static cache of transformers, which the graph
-writes in place. Words a second by the clock, after those in which graphs are compiled and captured.
-Peers: eager; inductor and reduce-overhead (Inductor's modes); ours (default mode) and
-ours-reduce-overhead. Logits of the first words, and of words behind the capture, are held against
-those of the same weights in fp32 on the same words: who is farther off than one and a half times
-eager is printed as wrong, without a speed.
+Random weights, a batch of one after a prompt of 64 tokens, and the static cache of transformers,
+which the graph updates in place. Tokens a second of wall time, after those in which graphs are
+compiled and captured. Peers: eager; inductor and reduce-overhead (Inductor's modes); ours (default
+mode) and ours-reduce-overhead. Logits of the first tokens, and of tokens after the capture, are
+checked against the same weights in fp32: a peer that is farther off than one and a half times eager
+is printed as wrong, without a speed.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Whether images of few channels are better filled up for cuDNN: as they are, to four, to eight.
+"""Compare cuDNN convolutions of few channels: unpadded, padded to four, to eight.
 
     python -m benchmarks few_channels [--batch N] [--json FILE]
 
-Convolutions in bf16, channels-last, without bias: cuDNN on the channels there are, and on as many
-with zeros, the image filled in the timed call (a copy), or already; the weight is filled before.
-Beside them what backend `ipex` has for it. Each against float64; medians of a captured graph's
-replays, in microseconds of the device.
+Convolutions in bf16, channels-last, without bias. cuDNN runs on the given channels and on
+zero-padded ones; the activation is padded within the timed call (a copy) or before it, the weight
+always before. Beside them stands the choice of backend `ipex`. Each is checked against float64;
+medians of replays of a captured graph, in microseconds of the device.
 """
 
 import argparse

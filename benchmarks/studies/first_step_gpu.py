@@ -1,12 +1,11 @@
-"""Seconds of a net's first step of training on one GPU: forward and backward, nothing cached.
+"""Measure a network's first training step on one GPU with empty caches.
 
     python -m benchmarks first_step_gpu [--models maxvit unet] [--peers inductor ours] [--json FILE]
 
-MaxViT-T (torchvision's, 32 images of 224 x 224) and the U-Net of a diffusion model, with attention
-to a text, in bf16. Each peer in a process of its own with empty caches, all of them at once, so
-that whatever else the machine does is done to all; each has a part of the cores for its compile
-workers.
-Beside the clock's seconds the processors', of the process and its workers.
+Forward and backward of MaxViT-T (torchvision's, 32 images of 224 x 224) and of a diffusion U-Net
+with cross-attention to a text, in bf16. Each peer runs in a process of its own with empty caches.
+All run at once with equal shares of the cores for compile workers, so that other load hits all of
+them. Prints wall seconds and processor seconds of the process and its workers.
 """
 
 import argparse

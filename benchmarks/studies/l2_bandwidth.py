@@ -1,9 +1,10 @@
-"""What a GPU's L2 cache gives at most: the same bytes read again and again by all multiprocessors.
+"""Measure the read bandwidth of a GPU's L2 cache.
 
     python -m benchmarks l2_bandwidth [--json FILE]
 
-TB/s, the best of some blocks and numbers of programs, by pointers and by the copy engine (as
-our products read); of buffers that the cache holds, and of one that it does not, for comparison.
+All multiprocessors read the same bytes again and again. Prints TB/s, the best of some block sizes
+and numbers of programs, by pointers and by TMA (as our GEMMs read): buffers that fit into the
+cache, and one that does not.
 """
 
 import argparse

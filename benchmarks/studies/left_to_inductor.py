@@ -1,9 +1,9 @@
-"""Fusions that are left to Inductor, always or on some CPUs: its kernels against library kernels.
+"""Compare fusions that are left to Inductor with library kernels on a CPU.
 
     python -m benchmarks left_to_inductor [--json FILE] [--only NAME]
 
-Every compiled function does the same work REPEAT times on inputs of its own, so that Dynamo's
-guards weigh little. Minima of interleaved rounds, in microseconds per repetition.
+Each compiled function does the same work REPEAT times on separate inputs, so that Dynamo's guards
+weigh little. Minima of interleaved rounds, in microseconds per repetition.
 """
 
 import argparse

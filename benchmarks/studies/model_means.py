@@ -1,16 +1,16 @@
-"""How much faster than Inductor's better mode ours is on a GPU, of all models that were measured.
+"""Summarize GPU results: geometric mean of Inductor's time over ours, over all models.
 
     python -m benchmarks model_means [--cudnn-benchmark] [--csv FILE]
 
-Of `results/vision.jsonl` and `nlp.jsonl` the last run of each model at one and at 64 images or
-texts, of those with max-autotune if there is any: the better median of default and max-autotune
-over the better of ours and the tuned one. Beside it which two these are, the GPU and the day, and
-what the very last run says where that is another one. A model that two libraries have counts once.
-Runs in which cuDNN timed its kernels, for all peers, are a set of their own; those in fp16, or of
-models that are not channels-last, count nowhere.
+Takes from `results/vision.jsonl` and `nlp.jsonl` the last run of each model at batch 1 and 64,
+preferring runs with max-autotune: the better median of default and max-autotune over the better of
+ours and tuned. Each line names these two, the GPU and the day, and the value of the very last run
+if that is another one. A model of two libraries counts once. Runs in which cuDNN timed its kernels,
+for all peers, are a separate set. Runs in fp16, or of models that are not channels-last, are not
+counted.
 
 `--csv` writes the last run of each vision model and batch instead, in the columns of timm's
-benchmark tables and those of peers and devices; what a model's parameters are it asks the library.
+benchmark tables plus peers and devices; the number of parameters comes from the library.
 """
 
 import argparse

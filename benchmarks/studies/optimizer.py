@@ -1,14 +1,13 @@
-"""Optimizer steps side by side in one run: ours, torch's fused one, torch's foreach.
+"""Compare optimizer steps on a CPU: ours, torch's fused and torch's foreach.
 
     python -m benchmarks optimizer [--params resnet50|bert] [--rounds N] [--sycl] [--json FILE]
 
-On the CPU. Each round times one step of every candidate, in turn, on parameters of its own; medians
-and minima of the rounds, in milliseconds, and torch's fused step over ours. bf16 training with full
-precision kept: ours on split weights, against what is written by hand with torch's ops (fp32
-masters, torch's fused step on them, copied back).
+Each round times one step of every candidate, in turns, on separate parameters. Prints medians and
+minima of the rounds, in milliseconds, and the time of torch's fused step over ours. bf16 training
+in full precision: our split weights, against fp32 masters with torch's fused step and a copy back.
 
-With `--sycl`, ours are SYCL's kernels on its CPU device, as a stand-in for Intel's GPUs. They have
-threads of their own, so each step waits until those of the one before have stopped turning.
+With `--sycl`, ours are SYCL kernels on the CPU device, a stand-in for Intel GPUs. They have threads
+of their own, so each step waits until those of the one before have stopped spinning.
 
 Nothing is printed unless five steps of ours agree with torch's in fp64.
 """

@@ -1,15 +1,15 @@
-"""Optimizer steps on one GPU, side by side: ours, torch's fused, compiled and foreach ones.
+"""Compare optimizer steps on one GPU: ours, torch's fused, compiled and foreach.
 
     python -m benchmarks optimizer_gpu [--rounds N] [--only WORD] [--tiles] [--json FILE]
 
-Of each candidate, in turn: the time of the device (between events, with the queue filled before, so
-that the host is not in it) and of the host alone; medians, in milliseconds. Beside them the bytes
-that a step must move, over that time, as a share of what a copy moves in the same run. `compiled`
-is Inductor's of `optimizer.step`, behind an empty cache; its first step is said in seconds.
+Prints for each candidate, in turns, the time of the device (between events on a full queue, so
+without the host) and of the host alone; medians, in milliseconds. Beside them stands the bandwidth
+of the bytes that a step must move, as a share of a copy's bandwidth in the same run. `compiled` is
+`optimizer.step` by Inductor with an empty cache; its first step is given in seconds.
 
-`--only` takes the rows that have such a word: a list, an optimizer, a form. `--tiles` tries other
-blocks and warps of ours instead. Last, the first step of a fresh process: with an empty kernel
-cache, and from it.
+`--only` selects rows by a word: a list, an optimizer, a form. `--tiles` tries other blocks and
+warps of ours instead. The last row is the first step of a fresh process: with an empty kernel
+cache, and from a filled one.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""Host time of one fused AdamW step of ResNet-50's 161 tensors on a GPU, in microseconds.
+"""Measure host time of one fused AdamW step of ResNet-50's 161 tensors on a GPU.
 
     python -m benchmarks optimizer_host [--rounds N] [--shards] [--json FILE]
 
-Gradients as they were (kept), and made anew by a backward pass, as after `zero_grad`; caches as
-the step before left them, and cold: 64 MB are read between two steps. Medians and minima. On a GPU
-torch's fused step beside it, in turn; where there is none the GPU's half of ours alone, with
-tensors of the host and a driver that does nothing: what streams and copies take is not in it.
-With `--shards` they are DTensors, as of FSDP2, in a mesh of this process alone; torch's own step
-beside, by lists (`foreach`), as it has no fused one of those on a CPU.
+In microseconds, medians and minima: gradients that stay in place, and new ones of a backward pass,
+as after `zero_grad`; with warm caches, and with cold ones (64 MB are read between two steps). On a
+GPU, torch's fused step stands beside it, in turns. Without one, the GPU code path runs on host
+tensors with a stub driver: launches and copies are not included.
+With `--shards` the parameters are DTensors, as in FSDP2, in a mesh of this process alone; torch's
+step is then `foreach`, as it has no fused step for DTensors on a CPU.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""Our Triton templates by the Tritons of other versions of torch, on one GPU: values and speed.
+"""Compare our Triton kernels compiled by the Tritons of several torch versions.
 
     python -m benchmarks other_tritons build FOLDER --triton PATH ...
     python -m benchmarks other_tritons use FOLDER [--rounds N] [--json FILE]
 
-The package's table is of one torch, and a torch compiles our templates by a Triton of its own. Here
-each kernel that the table chooses is rendered alone (Inductor is not asked), with a bias, an addend
-and a relu behind it where it is no shortcut, product of few rows or gradient, compiled for that GPU
-by each Triton (a folder it was installed into), and run on a GPU: on memory full of NaN, against
+The shipped table was measured with one torch, and each torch compiles our templates by its own
+Triton. Each kernel that the table selects is rendered alone (without Inductor), with a bias, an
+addend and a relu unless it is a residual convolution, a skinny GEMM or a gradient. It is compiled
+for that GPU by each Triton (each installed into a folder), and run: on memory full of NaN, against
 torch in fp32, and in turns with the others, in a CUDA graph of ten calls on the same operands.
-`build` needs no GPU, `use` none of these Tritons. A row a problem and Triton: error and what was
-allowed, in parts of the largest value, whether its bits are those of the first Triton's, registers
-and spills of a thread (4 bytes each), and the median of some rounds.
+`build` needs no GPU, `use` needs none of these Tritons. A row for each problem and Triton: error
+and tolerance as shares of the largest value, whether the bits equal those of the first Triton,
+registers and spills of a thread (4 bytes each), and the median of some rounds.
 """
 
 import argparse

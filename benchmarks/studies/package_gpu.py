@@ -1,12 +1,12 @@
-"""A model packaged on a machine without a GPU, and its first output where one is.
+"""Measure the first output of a model that was packaged on a machine without a GPU.
 
     python -m benchmarks package_gpu build [--arch sm_90:NVIDIA-H200]
     python -m benchmarks package_gpu use [--rounds N] [--json FILE]
 
 ResNet-50 with one image in bf16, channels-last. `build` writes build/package_gpu.ipexbundle, which
-is carried to the GPU. `use` starts processes with empty caches; time begins once torch is imported
-and CUDA has begun, with weights and input on the GPU, and each output is held against eager mode's.
-Beside it what torch.compile takes for the same with backend `ipex` and with Inductor.
+is copied to the machine with the GPU. `use` starts processes with empty caches; the clock starts
+after `import torch` and CUDA's initialization, with weights and input on the GPU. Each output is
+checked against eager. `torch.compile` with backend `ipex` and with Inductor stand beside it.
 """
 
 import argparse

@@ -1,10 +1,10 @@
-"""From a packaged ResNet-50 to its first output, in fresh processes: parts, wall and CPU time.
+"""Measure a packaged ResNet-50 on a CPU from load to first output, in fresh processes.
 
     python -m benchmarks package_start [--rounds N] [--json FILE]
 
-Batch 1 in fp32. Time begins after `import torch`, the state dict comes by `torch.load(mmap=True)`.
-CPU time is the main thread's, which also waits in it for the other threads of torch. Each output is
-held against eager mode's.
+Batch 1 in fp32, in parts, as wall and CPU time. The clock starts after `import torch`; the state
+dict comes from `torch.load(mmap=True)`. CPU time is that of the main thread, which spins while it
+waits for torch's other threads. Each output is checked against eager.
 """
 
 import argparse

@@ -1,13 +1,14 @@
-"""Small products on a CPU by torch's own kernels on plain weights, and by oneDNN's on packed ones.
+"""Compare small GEMMs on a CPU: torch's kernels on plain weights, oneDNN's on packed ones.
 
     python -m benchmarks plain_weights [--threads N] [--json FILE] [--only WORDS]
 
-Convolutions and linear layers in fp32 with a bias: alone, with an addend (`+`), and with a ReLU; of
-torch's kernels by a second call in place. Of convolutions only those that torch gives to its own
-kernel, which makes no descriptors at each call; of layers, oneDNN's on an unpacked weight too, as
-in training (`LEAST` of `passes/training/training.py`). Minima of interleaved rounds, of the
-process's processor time, in microseconds a call. `products` and `pixels` (of a layer its rows) are
-what `FASTER` of `passes/weights/plain.py` limits. What a lesser CPU would say:
+Convolutions and linear layers in fp32 with a bias: alone, with an addend (`+`), and with a ReLU
+(for torch's kernels a second call in place). Convolutions are only those for which torch uses its
+own kernel, which creates no descriptors at each call. For linear layers oneDNN also runs on an
+unpacked weight, as in training (`LEAST` of `passes/training/training.py`). Minima of interleaved
+rounds, in microseconds of processor time a call, so that other load on the machine matters less.
+`FASTER` of `passes/weights/plain.py` limits `products` (multiplications) and `pixels` (rows of a
+linear layer). To restrict the CPU to a lower ISA:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
     ONEDNN_MAX_CPU_ISA=AVX512_CORE MKL_ENABLE_INSTRUCTIONS=AVX512

@@ -1,10 +1,9 @@
-"""Every kernel of a list of models, compiled for GPUs that are not here: seconds and memory.
+"""Measure time and memory of prebuilding every kernel of some models for absent GPUs.
 
     python -m benchmarks prebuild_ci [--folder FOLDER] [--arch ARCH ...] [--json FILE]
 
-The command is `ipex-inductor prebuild FOLDER --arch ...`, with an empty home and two cores; how
-loaded the machine was is printed beside. It is to take at most 15 minutes and 6 GB. Exit code 1 if
-it takes more, or something is missing.
+Runs `ipex-inductor prebuild FOLDER --arch ...` with an empty cache root and two cores; the load
+average is printed. Exit code 1 if it takes more than 15 minutes or 6 GB, or if a kernel is missing.
 """
 
 import argparse

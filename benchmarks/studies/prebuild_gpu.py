@@ -1,22 +1,22 @@
-"""Models compiled on a machine without a GPU, and their first call where one is.
+"""Measure the first call of models whose kernels were compiled without a GPU.
 
     python -m benchmarks prebuild_gpu build [--arch sm_90:NVIDIA-H200] [--cases NAME ...]
     python -m benchmarks prebuild_gpu use [--cases NAME ...] [--contestants NAME ...] [--json FILE]
         [--together] [--seconds N]
 
-`build` writes build/prebuild_gpu.ipexbundle, and beside it what it was built by; both are carried
-to the GPU, with the very sources they were built from. `use` starts a process for each case and
-contestant, each with empty caches: prebuilt (backend `ipex` with the bundle), same (`ipex` without
-it, made to choose what a builder chooses, to compare bits with), ipex (cold, as users run it),
-inductor (its default); if named, eager (what CUDA's libraries take to begin). It prints the seconds
-of the first call after imports and after the model is on the GPU, what was compiled, launched and
-timed in it, and how far results are from eager's. Each row is printed and kept as it comes,
-prebuilt of all cases first, the cheapest case before others; none is begun after --seconds. With
---together a contestant has one process for all cases: much is imported and begun in the first. With
---describe ARCH, where there is no GPU, `use` looks the bundle up and runs nothing.
+`build` writes build/prebuild_gpu.ipexbundle and a file that describes the build; both are copied to
+the machine with the GPU, with identical sources. `use` starts a process for each case and
+contestant, each with empty caches: prebuilt (`ipex` with the bundle), same (`ipex` without it,
+restricted to the builder's choices, to compare bits), ipex (cold, as users run it), inductor
+(default mode), and eager on request (the initialization of CUDA's libraries). It prints the seconds
+of the first call after imports with the model on the GPU, what was compiled, launched and timed in
+it, and the error relative to eager. Each row is printed and written as it comes: prebuilt rows
+first, the cheapest case first. No row begins after --seconds. With --together a contestant has one
+process for all cases, so that the first case bears most imports and initialization. With --describe
+ARCH, where there is no GPU, `use` looks up the bundle and runs nothing.
 
-In bf16; convolutions channels-last. `-train` is a forward and backward; `adamw` a first `FusedStep`
-of AdamW, clipped, of GPT-2's parameters in fp32, which Inductor has no part in.
+In bf16; convolutions are channels-last. `-train` is a forward and backward; `adamw` a first
+`FusedStep` of AdamW with clipping on GPT-2's parameters in fp32, without Inductor.
 """
 
 import argparse

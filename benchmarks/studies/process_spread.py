@@ -1,9 +1,9 @@
-"""How far processes differ in what one product takes on a GPU, by how far its buffers move.
+"""Measure how a GEMM's time varies between processes on a GPU, by buffer placement.
 
     python -m benchmarks process_spread
 
-A line a process: the share of the free memory over which blocks move (`clocks.JUNK`), then for each
-product the median of eight blocks in microseconds, and how far blocks spread, in percent.
+A line for each process: the share of the free memory over which blocks move (`clocks.JUNK`), then
+for each GEMM the median of eight blocks in microseconds, and the spread of the blocks in percent.
 """
 
 import json

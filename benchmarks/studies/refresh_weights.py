@@ -1,4 +1,4 @@
-"""What a changed weight costs: the call after `ipex_inductor.refresh`, beside an ordinary call.
+"""Measure the call after `ipex_inductor.refresh` beside an ordinary call.
 
     python -m benchmarks refresh_weights
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# The same problems tuned again and again, each time in a fresh process with an empty database: do
-# the winners agree, and what does it cost where they do not? GPUS=2 runs two at once, one a GPU.
-#   [GPUS=1] benchmarks/studies/repeated_tuning.sh [DEVICE [TIMES [OUT [FILE]]]]
+# Tune the same problems repeatedly and print the agreement of the winners and their regret.
+#
+#     [GPUS=1] python -m benchmarks repeated_tuning [DEVICE [TIMES [OUT [FILE]]]]
+#
+# Each tuning is a fresh process with an empty database. GPUS=2 runs two at once, one on each GPU.
+# `python -m benchmarks tuning_agreement` makes rows of results from the databases.
 set -euo pipefail
 device=${1:-cuda} times=${2:-10} out=${3:-build/repeated_tuning}
 file=${4:-$(dirname "$0")/../problems/tuning.txt}

@@ -1,9 +1,9 @@
-"""Three linear layers on one input: three calls of oneDNN, or one on the weights side by side.
+"""Compare three linear layers on one input: three oneDNN calls, and one joined call.
 
     python -m benchmarks shared_input
 
-Packed weights of 768 to 768, as in BERT-base's attention; the one call copies each share. Minima of
-interleaved rounds, in microseconds: what `FEW` in `passes/fusion/shared_input.py` rests on.
+Packed weights of 768 to 768, as in BERT-base's attention; the joined call copies each share. Minima
+of interleaved rounds, in microseconds. `FEW` in `passes/fusion/shared_input.py` rests on them.
 """
 
 import time

@@ -1,14 +1,14 @@
-"""Peak memory of training: split bf16 weights against bf16 with fp32 masters, and fp32.
+"""Compare peak memory of training: split bf16 weights, bf16 with fp32 masters, and fp32.
 
     python -m benchmarks split_memory [--mib SIZE] [--device cuda]
 
-A stack of linear layers with SIZE MiB of fp32 weights (default 512), SGD with momentum. Each way
-runs in a process of its own: three steps of forward, backward and optimizer. Prints bytes a
-parameter: what is held between steps (weights and optimizer state, counted), and the peak (resident
-memory on CPU, the allocator's on a GPU), less that of a process that holds no model. On CPU every
-tensor is mapped by itself, so that what is freed leaves the process at once.
+A stack of linear layers with SIZE MiB of fp32 weights (default 512), SGD with momentum. Each
+variant runs in a process of its own: three steps of forward, backward and optimizer. Prints bytes a
+parameter: weights and optimizer state between steps (counted), and the peak (resident memory on a
+CPU, the allocator's on a GPU), minus that of a process without a model. On a CPU every tensor is
+mapped separately, so that freed memory leaves the process at once.
 
-Nothing is printed unless split weights train, to the bit, as fp32 masters do.
+Nothing is printed unless training with split weights gives the bits of fp32 masters.
 """
 
 import argparse

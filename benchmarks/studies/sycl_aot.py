@@ -1,10 +1,10 @@
-"""Every SYCL template as native code of Intel GPUs that are not here, held against a static gate.
+"""Compile every SYCL template to native code of absent Intel GPUs, and check it statically.
 
     PATH=$PATH:FOLDER python -m benchmarks sycl_aot [--arch pvc ...] [--write]
 
-FOLDER has ocloc (`make ocloc`). The gate reads what the binary says of itself: nothing spilled, no
-private memory, no calls by a stack, the matrix engine where it is promised, registers and local
-memory within the device's. Nothing runs, so there are no speeds. `--write` keeps the table in
+FOLDER has ocloc (`make ocloc`). The check reads the metadata of the binary: no spills, no private
+memory, no stack calls, the matrix engine where it is promised, registers and local memory within
+the device's limits. Nothing runs, so there are no speeds. `--write` saves the table to
 benchmarks/results/sycl_aot.jsonl.
 """
 

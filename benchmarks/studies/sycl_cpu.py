@@ -1,10 +1,10 @@
-"""SYCL templates on Intel's CPU device beside torch, and what compiling and loading them costs.
+"""Compare SYCL templates on Intel's CPU device with torch; measure compiling and loading.
 
     python -m benchmarks sycl_cpu [--rounds 20] [--write]
 
-Stand-in figures: the device is a CPU, whose fast path is oneDNN; of GPUs they say nothing. Both
-sides are checked against fp64 before a time is printed, and timed in turns. `packed each time` has
-the packing of the weight inside, which a program does once. The cache is an empty folder.
+Stand-in figures: the device is a CPU, whose fast path is oneDNN, so they do not predict GPU times.
+Both sides are checked against fp64 before a time is printed, and timed in turns. `packed each time`
+includes the packing of the weight, which a program does once. The cache is an empty folder.
 """
 
 import argparse

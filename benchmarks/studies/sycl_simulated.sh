@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# SYCL's way to an Intel GPU with none: Intel's own driver pretends to be one (its switches are not
-# documented and may go). Everything happens but the kernel: devices, compiling, loading, launching.
-# FOLDER is what benchmarks/common/ocloc.sh has made; PYTHON needs torch and intel-sycl-rt.
+# Run the SYCL code path on an Intel GPU that Intel's own driver simulates without hardware.
 #
-#     benchmarks/studies/sycl_simulated.sh FOLDER pvc|bmg|dg2|arl|ptl [PYTHON]
+#     python -m benchmarks sycl_simulated FOLDER pvc|bmg|dg2|arl|ptl [PYTHON]
+#
+# Devices, compiling, loading and launching are real; kernels compute nothing. The driver's switches
+# are not documented and may be removed. FOLDER is the output of benchmarks/common/ocloc.sh; PYTHON
+# needs torch and intel-sycl-rt.
 set -euo pipefail
 libraries=$(realpath "${1:?what benchmarks/common/ocloc.sh made}")/files/usr/lib/x86_64-linux-gnu
 python=${3:-.venv/bin/python}

@@ -1,11 +1,11 @@
-"""A step of training, forward and backward, with and without a fused product on plain weights.
+"""Measure training steps with and without fused GEMM rules on plain weights.
 
     python -m benchmarks training_rules [--json FILE] [--rounds N] [CASE ...]
 
-Every case is LAYERS layers of one product with one epilogue, compiled twice: with every rule of
-`passes/training/training.py`, those left to Inductor too, and with none. Loss and gradients must
-agree before a time is printed. Minima of interleaved rounds, in milliseconds a step of one thread's
-processor time: a busy machine moves that least.
+Every case is LAYERS layers of one GEMM with one epilogue, compiled twice: with every rule of
+`passes/training/training.py`, also those that are off by default, and with none. Loss and gradients
+must agree before a time is printed. Minima of interleaved rounds, in milliseconds a step of one
+thread's processor time, which depends least on other load.
 """
 
 import argparse

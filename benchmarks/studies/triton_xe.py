@@ -1,11 +1,11 @@
-"""Our Triton templates as native code of Intel GPUs that are not here, against a static gate.
+"""Compile our Triton templates to native code of absent Intel GPUs, and check it statically.
 
     PATH=$PATH:FOLDER python -m benchmarks triton_xe --triton PYTHON [--arch pvc ...] [--write]
 
 PYTHON has triton-xpu and needs no torch, FOLDER has ocloc: `make triton-xe` makes both and runs
-this. torch's XPU builds bring a newer Triton than the one that can be installed by itself. The gate
-is that of `sycl_aot.py`, with 256 registers a thread where 128 spill, as Intel's Triton asks for
-them. Nothing runs, so there are no speeds. `--write` keeps the table in
+this. torch's XPU builds bring a newer Triton than the one that can be installed by itself. The
+check is that of `sycl_aot.py`, with 256 registers a thread where 128 spill, as Intel's Triton
+requests them. Nothing runs, so there are no speeds. `--write` saves the table to
 benchmarks/results/triton_xe.jsonl.
 """
 

@@ -1,14 +1,14 @@
-"""What repeated tunings come to, as lines of `results/repeated_tuning.jsonl`.
+"""Summarize repeated tunings: agreement of the winners, and regret.
 
-    benchmarks/studies/repeated_tuning.sh cuda 10
+    python -m benchmarks repeated_tuning cuda 10
     python -m benchmarks tuning_agreement CASE COMMAND GPUS build/repeated_tuning/{1..10}
 
-One line of all problems, then one of each that the databases disagree on. `identical` is the share
-of the problems whose winner is one, in a problem's line the share of the databases that have the
-most frequent one; `two_agree` that of the problems on which two databases agree, the mean of all
-pairs, and `least_agree` the least. `regret` is what a winner loses to the choice of all databases
-together; `mean_loss` what it loses to the fastest by all of them, which is what preferring ties
-costs.
+Prints the rows of `results/repeated_tuning.jsonl`: one of all problems, then one for each problem
+on which the databases disagree. `identical` is the share of problems with a single winner, in a
+problem's row the share of databases with the most frequent winner. `two_agree` is the share of
+problems on which two databases agree, the mean over all pairs, and `least_agree` the least.
+`regret` is the loss of a winner against the choice of all databases together, and `mean_loss` its
+loss against the fastest by all of them, which is the cost of preferring ties.
 """
 
 import json

@@ -1,14 +1,15 @@
-"""How long tuning takes, phase by phase: choices compiled one after the other, and at once.
+"""Measure tuning phase by phase: choices compiled one after the other, and in parallel.
 
     python -m benchmarks tuning_phases [--shapes WORDS ...] [--lines LINE ...] [--turns N]
         [--json FILE]
 
-Each way runs in processes of its own, in turns, with empty caches: first with one compiler, then
-with as many as Inductor has, on the problems of `ops_conv.py` whose names have one of the words (or
-on lines as `autotune run` takes them). Seconds: `trial` makes inputs and what is right, `lower` is
-Inductor up to the kernels, `wait` is for its workers (and what is compiled alone), `verify` the
-first calls and the comparison, `race` the measurements. `ready` says whether the workers were there
-as the problem began; until then kernels are compiled in the process itself, within `lower`.
+Each variant runs in processes of its own, in turns, with empty caches: first with one compiler,
+then with Inductor's number of compilers. Problems are those of `ops conv` whose names contain one
+of the words, or lines in the format of `autotune run`. Seconds: `trial` makes inputs and reference
+results, `lower` is Inductor up to the kernels, `wait` is for its workers (and what is compiled
+alone), `verify` the first calls and the comparison, `race` the measurements. `ready` says whether
+the workers had started when the problem began; until then kernels are compiled in the process
+itself, within `lower`.
 """
 
 import argparse

@@ -1,13 +1,13 @@
-"""What the check of weights adds to a call in which no weight changed.
+"""Measure what the check of weights adds to a call in which no weight changed.
 
     python -m benchmarks weight_check [--elements N] [--device cuda] [number of weights ...]
 
-Prints microseconds a call, the least of interleaved rounds: the whole check as a graph calls it;
+Prints microseconds a call, the least of interleaved rounds: the whole check as a graph runs it;
 then, in C++, identities, versions and addresses alone; with a sample of each weight's contents; and
-with what is compared in turn, or asked of the kernel. The last column is the number of calls after
-which that was done for all contents once. On a GPU samples and what is compared in turn are one
-launch: its microseconds without and with a wait for its result. The whole check waits, as for a
-graph that cannot run again; for others the host waits while the graph runs.
+with the rotating comparison, or a query of the kernel. The last column is the number of calls after
+which all contents were compared once. On a GPU samples and the rotating comparison are one launch:
+its microseconds without and with a wait for the result. The whole check waits, as for a graph that
+cannot be repeated; for others the host waits while the graph runs.
 """
 
 import argparse

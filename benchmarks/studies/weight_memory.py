@@ -1,9 +1,9 @@
-"""Memory of a model's weights on a CPU: as they are, packed beside that, packed alone.
+"""Measure memory of a model's weights on a CPU: plain, packed beside plain, packed alone.
 
     python -m benchmarks weight_memory [--models bert] [--dtype float32] [--json FILE]
 
-A process each, which compiles the model (in the second run out of the kernel cache) and calls it:
-MiB of plain weights and of those derived, resident before and behind, and the most there were.
+Each variant in a process that compiles the model (in the second run from the kernel cache) and
+calls it: MiB of plain and of derived weights, resident memory before and after, and its peak.
 """
 
 import argparse

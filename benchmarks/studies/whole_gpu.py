@@ -1,15 +1,14 @@
-"""Whole nets on one GPU that are not channels-last, or in fp32: times and errors.
+"""Compare whole networks on one GPU that are in fp32 or not channels-last.
 
     python -m benchmarks whole_gpu [--models yolo deeplab wide_resnet50_2] [--peers NAME ...]
         [--seconds S] [--json FILE]
 
 `yolo` (fp16, 16 images of 640 x 640) has convolutions with batch norms and SiLU, concatenations and
 upsampling; DeepLabV3 with ResNet-50 (bf16, 4 of 513 x 513) and Wide-ResNet-50-2 (fp32, 64 of 224 x
-224) are torchvision's. Milliseconds: of the device, as a CUDA graph that is replayed, the peers in
-turns; of a call that is waited for; of the host until it returns. Errors are held against the same
-weights in fp64 on a few images; in fp32 convolutions are in TF32, as torch has them by default, for
-all peers: who is farther off than one and a half times Inductor is printed as wrong, without a
-speed.
+224) are torchvision's. Milliseconds: of the device, as a replayed CUDA graph with the peers in
+turns; of a call that is waited for; of the host until it returns. Errors are relative to the same
+weights in fp64 on a few images. In fp32 convolutions use TF32, torch's default, for all peers. A
+peer that is farther off than one and a half times Inductor is printed as wrong, without a speed.
 """
 
 import argparse

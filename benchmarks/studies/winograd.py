@@ -1,12 +1,12 @@
-"""Convolutions of 3 x 3 pixels on a CPU: our kernel (Winograd's way), and oneDNN's.
+"""Compare 3 x 3 convolutions on a CPU: our Winograd kernel, and oneDNN's.
 
     python -m benchmarks winograd [--threads N] [--rounds N] [--json FILE] [--only WORDS]
         [--dtype bfloat16]
 
-Each on a packed weight, with bias and ReLU. Minima of interleaved rounds, of the process's
-processor time, so that others who work on the machine matter less, in microseconds a call; `cold`
-as a call finds its memory in a model: out of the caches. Errors are relative to fp64 (of norms), on
-images as a ReLU leaves them.
+Each on a packed weight, with bias and ReLU. Minima of interleaved rounds, in microseconds of
+processor time a call, so that other load on the machine matters less. `cold` has its memory out of
+the caches, as a call within a model. Errors are relative to fp64 (of norms), on non-negative
+activations, as after a ReLU.
 """
 
 import itertools
