@@ -28,23 +28,23 @@ import torch
 
 from ipex_inductor.cli.demo import measure, models
 
-# What is timed, by where it is looked up; the indented is part of what stands above it.
+# Timed functions, by the module that calls them; an indented part belongs to the one above it.
 PARTS = {
-    "identity": "backend:_identity",
+    "cache keys": "compiler.request:Request.key",
     "joint pass": "passes.joint:JointPass.__call__",
     "  views and clones": "passes.joint:drop_noops",
     "  weights": "passes.joint:weights_of",
-    "  folding": "passes.folding:fold_batch_norms",
+    "  folding": "passes.layout.folding:fold_batch_norms",
     "  rules": "passes.joint:apply_rules",
-    "    tracing patterns": "passes.rule:_patterns",
-    "    checking matches": "passes.rule:_accept",
-    "    tracing replacements": "passes.rule:_rewrite",
-    "  linears on one input": "passes.shared_input:join_linears",
+    "    tracing patterns": "passes.engine.rule:_patterns",
+    "    checking matches": "passes.engine.rule:_accept",
+    "    tracing replacements": "passes.engine.rule:_rewrite",
+    "  linears on one input": "passes.fusion.shared_input:join_linears",
     "  decomposing": "passes.joint:decompose",
-    "prologue split": "passes.prologue:split",
-    "  fitting to kernels": "passes.prologue:fit_to_kernels",
-    "  packing": "passes.prologue:pack_weights",
-    "  weights again": "passes.prologue:weight_only",
+    "prologue split": "passes.weights.prologue:split",
+    "  fitting to kernels": "passes.weights.prologue:fit_to_kernels",
+    "  packing": "passes.weights.prologue:pack_weights",
+    "  weights again": "passes.weights.prologue:weight_only",
 }
 OURS = [part for part in PARTS if not part.startswith(" ")]
 Spent = dict[str, list[float]]

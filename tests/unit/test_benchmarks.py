@@ -1,5 +1,6 @@
 """Benchmarks can be started: nobody runs them often, and what they import goes on changing."""
 
+import importlib
 import os
 import re
 import runpy
@@ -48,3 +49,14 @@ def test_a_packages_start_is_measured(tmp_path):
     assert re.findall(r"^(\w[ \w]*?) +best", done.stdout, re.M) == [
         *("state dict", "load", "first run", "wall", "cpu")
     ]
+
+
+def test_functions_that_are_timed_exist():
+    """Parts of `startup compile` are looked up by names of private functions."""
+    parts = runpy.run_path(str(FOLDER / "startup" / "compile.py"))["PARTS"]
+    for place in parts.values():
+        module, _, path = place.partition(":")
+        found = importlib.import_module(f"ipex_inductor.{module}")
+        for name in path.split("."):
+            found = getattr(found, name)
+        assert callable(found), place
