@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from common.gpu_peers import Case, arguments, known, race
+from common.gpu_peers import Case, describe_run, make_parser, run_cases
 
 FEW = 1  # rows that are computed in fp64
 # Of a Llama with 1.2e9 parameters.
@@ -104,7 +104,7 @@ class Decode(nn.Module):
 
 
 def model_of(name: str) -> tuple[nn.Module, int]:
-    """In fp32 on the GPU, and how many words it knows."""
+    """Return the model in fp32 on the GPU, and the size of its vocabulary."""
     torch.manual_seed(0)
     config, kind, values = MODELS[name]
     configuration = getattr(transformers, config)(**values)
@@ -113,7 +113,7 @@ def model_of(name: str) -> tuple[nn.Module, int]:
 
 
 def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
-    """Each model at each size."""
+    """Yield each model at each size."""
     for name in models:
         model, words = model_of(name)
         for batch in batches:
@@ -125,13 +125,13 @@ def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
 
 def main() -> None:
     """See the top of the file."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS)
     options = parser.parse_args()
-    about = known("transformers")
-    race(parser, options, cases(options.models, options.batch, options.tokens), about)
+    about = describe_run("transformers")
+    run_cases(parser, options, cases(options.models, options.batch, options.tokens), about)
 
 
 if __name__ == "__main__":

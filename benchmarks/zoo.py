@@ -47,8 +47,8 @@ from zoo_models.entry import Entry
 from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict
 
-from common.cpu_peer import timed
-from common.gpu_peers import keep, known, raced
+from common.cpu_peer import time_calls
+from common.gpu_peers import append_row, describe_run, time_in_turns
 from ipex_inductor.cli.demo import measure as demo_measure
 from ipex_inductor.reporting import decisions
 
@@ -165,14 +165,14 @@ class Peer:
 
 def processor_time(run: Callable[[], Any], count: int) -> float:
     """Return the least milliseconds of this process's processor time of one of so many calls."""
-    return min(used for _, used in timed(run, count))
+    return min(used for _, used in time_calls(run, count))
 
 
 def race(peers: dict[str, Peer], seconds: float, device: str) -> dict[str, float]:
     """Return the least milliseconds of a call of each peer, timed in turns."""
     calls = {name: peer.call for name, peer in peers.items()}
     clock = {"timed": processor_time, "length": 10} if device == "cpu" else {}
-    return {name: min(times) for name, times in raced(calls, seconds, **clock).items()}
+    return {name: min(times) for name, times in time_in_turns(calls, seconds, **clock).items()}
 
 
 def measure(name: str, variant: Variant, options: argparse.Namespace) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def run_workers(options: argparse.Namespace) -> None:
 def main() -> None:
     """Measure the rows; ends with 1 if ours is wrong or slow, fell back, or a model has no row."""
     options = parsed()
-    about = known("transformers", device=options.device)
+    about = describe_run("transformers", device=options.device)
     about["threads"] = str(options.threads)
     rows: list[dict[str, Any]] = []
     todo = without_known(chosen(options), options, about)
@@ -369,7 +369,7 @@ def main() -> None:
             if time.monotonic() + longest > options.end:
                 break
             rows.append(measure(name, variant, options))
-            keep(options, about, rows[-1], line_of(rows[-1]))
+            append_row(options, about, rows[-1], line_of(rows[-1]))
     print(summary(rows))
     if left := todo[len(rows) :]:
         print(f"not reached: {len(left)} of {len(todo)} rows")

@@ -14,8 +14,8 @@ from common.command import command_line
 from ipex_inductor.target.device import current
 
 
-def arguments(about: str) -> argparse.ArgumentParser:
-    """The options of all of them."""
+def make_parser(about: str) -> argparse.ArgumentParser:
+    """Return the options that benchmarks of CPU kernels share."""
     parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="", help="the cases in whose row this stands")
@@ -23,8 +23,8 @@ def arguments(about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def seconds(call: Callable[[], object], count: int, wall: bool = False) -> float:
-    """A call, of processor time or by the clock."""
+def time_call(call: Callable[[], object], count: int, wall: bool = False) -> float:
+    """Return seconds a call, of processor time or of the clock."""
     clock = time.perf_counter if wall else time.process_time
     begin = clock()
     for _ in range(count):
@@ -32,20 +32,20 @@ def seconds(call: Callable[[], object], count: int, wall: bool = False) -> float
     return (clock() - begin) / count
 
 
-def least(
+def least_times(
     calls: Mapping[str, Callable[[], object]], usual: str, rounds: int, wall: bool = False
 ) -> dict[str, float]:
-    """Microseconds a call: minima of interleaved rounds of 2 ms, or of one call, of `usual`."""
+    """Return microseconds a call: minima of interleaved rounds of 2 ms or one call of `usual`."""
     best = dict.fromkeys(calls, math.inf)
-    count = max(1, int(2e-3 / seconds(calls[usual], 3, wall)))
+    count = max(1, int(2e-3 / time_call(calls[usual], 3, wall)))
     for _ in range(rounds):
         for name, call in calls.items():
-            best[name] = min(best[name], seconds(call, count, wall) * 1e6)
+            best[name] = min(best[name], time_call(call, count, wall) * 1e6)
     return best
 
 
-def keep(row: Mapping[str, Any], options: argparse.Namespace) -> None:
-    """Print a row; with --json append it, and what it was measured with, to that file."""
+def append_row(row: Mapping[str, Any], options: argparse.Namespace) -> None:
+    """Print a row; with --json append it and a description of the run to that file."""
     print(json.dumps(row), flush=True)
     if options.json:
         known = {

@@ -67,8 +67,8 @@ class Decode(nn.Module):
         return self.model(token, past_key_values=cache, return_dict=False)[0]
 
 
-def made(asked: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The model, in eval mode with random weights, and its inputs."""
+def make_model(asked: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return the model, in eval mode with random weights, and its inputs."""
     torch.manual_seed(0)
     name = asked.removesuffix(PLAIN)
     config_name, class_name, changes = MODELS[name]
@@ -98,18 +98,18 @@ def made(asked: str, dtype: torch.dtype, batch: int) -> tuple[nn.Module, tuple[T
 
 
 def eager(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
-    """As it is."""
+    """Return the eager call."""
     return lambda: model(*inputs)
 
 
 def ours(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
-    """Backend `ipex`, max-autotune; whatever it falls back from is an error here."""
+    """Compile by backend `ipex` with max-autotune; any fallback is an error."""
     run = torch.compile(model, backend="ipex", options={"mode": "max-autotune", "strict": True})
     return lambda: run(*inputs)
 
 
 def packaged(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
-    """A package of ours, loaded as a server does: no Dynamo, no guards."""
+    """Load a packaged model as a server does: no Dynamo, no guards."""
     import ipex_inductor
 
     with tempfile.TemporaryDirectory() as folder:
@@ -120,13 +120,13 @@ def packaged(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
 
 
 def inductor_default(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
-    """Inductor as it is when nothing is said."""
+    """Compile by Inductor with default options."""
     run = torch.compile(model)
     return lambda: run(*inputs)
 
 
 def inductor(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
-    """Inductor with freezing, which Dynamo reads from the global configuration, max-autotune."""
+    """Compile by Inductor with max-autotune and freezing, a global setting for Dynamo."""
     from torch._inductor import config
 
     config.freezing = True
@@ -134,8 +134,8 @@ def inductor(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     return lambda: run(*inputs)
 
 
-def optimized(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
-    """`ipex.optimize` of IPEX 2.8."""
+def optimize_for_ipex28(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
+    """Apply `ipex.optimize` of IPEX 2.8."""
     import intel_extension_for_pytorch as ipex
 
     dtype = next(model.parameters()).dtype
@@ -148,13 +148,15 @@ def optimized(model: nn.Module, inputs: tuple[Tensor, ...]) -> nn.Module:
 
 def ipex_trace(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     """IPEX 2.8's graph mode by TorchScript: optimize, trace, freeze."""
-    traced = torch.jit.freeze(torch.jit.trace(optimized(model, inputs), inputs, strict=False))
+    traced = torch.jit.freeze(
+        torch.jit.trace(optimize_for_ipex28(model, inputs), inputs, strict=False)
+    )
     return lambda: traced(*inputs)
 
 
 def ipex_compile(model: nn.Module, inputs: tuple[Tensor, ...]) -> Call:
     """IPEX 2.8's graph mode by TorchDynamo: optimize, torch.compile(backend="ipex")."""
-    run = torch.compile(optimized(model, inputs), backend="ipex")
+    run = torch.compile(optimize_for_ipex28(model, inputs), backend="ipex")
     return lambda: run(*inputs)
 
 
@@ -169,12 +171,12 @@ PEERS: dict[str, Callable[[nn.Module, tuple[Tensor, ...]], Call]] = {
 }
 
 
-def relative(result: Tensor, truth: Tensor) -> float:
-    """Distance of `result` from `truth`, as a share of its size."""
+def relative_error(result: Tensor, truth: Tensor) -> float:
+    """Return the distance of `result` from `truth`, relative to the norm of `truth`."""
     return float((result.double() - truth).norm() / truth.norm())
 
 
-def checked(
+def check_result(
     model: nn.Module, inputs: tuple[Tensor, ...], results: list[Tensor]
 ) -> dict[str, float]:
     """The worst error of `results` against fp64, and the largest that passes.
@@ -184,9 +186,9 @@ def checked(
     """
     few = tuple(x[:CHECKED] for x in inputs)
     wide = tuple(x.double() if x.is_floating_point() else x for x in few)
-    near = relative(model(*few), truth := copy.deepcopy(model).double()(*wide))
+    near = relative_error(model(*few), truth := copy.deepcopy(model).double()(*wide))
     share, floor = (2, 1e-5) if results[0].dtype == torch.float32 else (3, 1e-3)
-    error = max(relative(result[:CHECKED], truth) for result in results)
+    error = max(relative_error(result[:CHECKED], truth) for result in results)
     return {"error": error, "limit": share * near + floor}
 
 
@@ -198,8 +200,8 @@ def cpu_flags() -> str:
     return " ".join(flag for flag in told if flag in flags)
 
 
-def timed(call: Call, count: int) -> list[tuple[float, float]]:
-    """Milliseconds of each of `count` calls, by the clock and of this process's processor time.
+def time_calls(call: Call, count: int) -> list[tuple[float, float]]:
+    """Return milliseconds of each of `count` calls: of the clock and of processor time.
 
     A call before them finds others' data in the caches, and is not counted.
     """
@@ -219,7 +221,7 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints
     peer, name, dtype, batch = sys.argv[1:5]
-    model, inputs = made(name, DTYPES[dtype], int(batch))
+    model, inputs = make_model(name, DTYPES[dtype], int(batch))
     begin = time.perf_counter()
     call = PEERS[peer](copy.deepcopy(model), inputs)
     results = [call().clone()]
@@ -231,12 +233,12 @@ def main() -> None:
         "transformers": transformers.__version__,
         "threads": torch.get_num_threads(),
         "flags": cpu_flags(),
-        **checked(model, inputs, results),
+        **check_result(model, inputs, results),
     }
     del model, results
     channel.write(json.dumps(said) + "\n")
     for line in sys.stdin:
-        channel.write(json.dumps(timed(call, int(line))) + "\n")
+        channel.write(json.dumps(time_calls(call, int(line))) + "\n")
 
 
 if __name__ == "__main__":

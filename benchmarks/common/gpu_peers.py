@@ -58,14 +58,14 @@ class Case:
     about: dict[str, Any]  # what is printed of it besides
 
 
-def to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers of words stay what they are."""
+def cast_floating(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast floating-point tensors; token ids keep their dtype."""
     return x.to(dtype) if x.is_floating_point() else x
 
 
 @contextmanager
-def frozen(threads: int | None = None) -> Iterator[None]:
-    """Inductor's freezing, which Dynamo reads from the global configuration."""
+def enable_freezing(threads: int | None = None) -> Iterator[None]:
+    """Enable Inductor's freezing, which Dynamo reads from the global configuration."""
     from torch._inductor import config
 
     usual = config.compile_threads
@@ -76,8 +76,8 @@ def frozen(threads: int | None = None) -> Iterator[None]:
         config.freezing, config.compile_threads = False, usual
 
 
-def compiled(peer: str, model: nn.Module, x: Tensor, options: argparse.Namespace) -> Run:
-    """The peer's model after its first call."""
+def compile_peer(peer: str, model: nn.Module, x: Tensor, options: argparse.Namespace) -> Run:
+    """Return the peer's model after its first call."""
     if peer == "eager":
         return model
     if peer in ("inductor", "max-autotune"):
@@ -86,7 +86,7 @@ def compiled(peer: str, model: nn.Module, x: Tensor, options: argparse.Namespace
         # Once torch 2.11 has workers, each candidate is compiled there and again where it is
         # timed, one by one; without any, by threads of this process, once (37 s and 11 for four
         # layers on an H100's host).
-        with frozen(threads=1 if mode else None):
+        with enable_freezing(threads=1 if mode else None):
             found = torch.compile(model, mode=mode)
             found(x)
         return found
@@ -101,8 +101,8 @@ def compiled(peer: str, model: nn.Module, x: Tensor, options: argparse.Namespace
     return found
 
 
-def captured(run: Run, x: Tensor) -> torch.cuda.CUDAGraph:
-    """The call on `x` as a graph."""
+def capture_graph(run: Run, x: Tensor) -> torch.cuda.CUDAGraph:
+    """Capture the call on `x` in a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -116,22 +116,22 @@ def captured(run: Run, x: Tensor) -> torch.cuda.CUDAGraph:
 
 
 @contextmanager
-def held(lock: str | None) -> Iterator[None]:
-    """Nobody else who asks for this file's lock has it meanwhile."""
+def hold_lock(lock: str | None) -> Iterator[None]:
+    """Hold the lock of this file, so that other processes that request it wait."""
     with open(lock, "a") if lock else nullcontext() as file:
         if file:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def time_alone(lock: str) -> None:
-    """Inductor's own timings, by which it chooses, hold the lock too."""
+def lock_inductors_timing(lock: str) -> None:
+    """Hold the lock also while Inductor times its candidates."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     timed = benchmarker.benchmark_gpu
 
     def alone(*args: Any, **kwargs: Any) -> Any:
-        with held(lock):
+        with hold_lock(lock):
             return timed(*args, **kwargs)
 
     benchmarker.benchmark_gpu = alone  # type: ignore[method-assign]
@@ -156,7 +156,7 @@ def patience(seconds: int) -> Iterator[None]:
         signal.alarm(0)
 
 
-def raced(
+def time_in_turns(
     runs: dict[str, Callable[[], Any]],
     seconds: float,
     timed: "Callable[[Callable[[], Any], int], float] | None" = None,
@@ -172,7 +172,7 @@ def raced(
         timed: Returns the milliseconds of one of so many calls; `block` if not given.
         length: Of a block, in milliseconds.
     """
-    timed = timed or block
+    timed = timed or time_block
     times: dict[str, list[float]] = {name: [] for name in runs}
     counts: dict[str, int] = {}
     for name, run in runs.items():
@@ -190,8 +190,8 @@ def raced(
     return times
 
 
-def block(run: Callable[[], Any], count: int) -> float:
-    """Milliseconds of one of so many calls."""
+def time_block(run: Callable[[], Any], count: int) -> float:
+    """Return milliseconds of one of `count` calls."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):
@@ -201,8 +201,8 @@ def block(run: Callable[[], Any], count: int) -> float:
     return begin.elapsed_time(end) / count
 
 
-def calls() -> dict[str, int]:
-    """How often what was chosen in the last graph of ours; `?` where nothing was measured."""
+def count_choices() -> dict[str, int]:
+    """Count the choices of our last graph; `?` marks those that were not measured."""
     found: dict[str, int] = {}
     for event in decisions.reports()[-1].events if decisions.reports() else ():
         if event.kind == "choice":
@@ -212,14 +212,14 @@ def calls() -> dict[str, int]:
     return found
 
 
-def errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
-    """The largest and the mean difference, of the largest exact value."""
+def relative_errors(result: Tensor, exact: Tensor) -> tuple[float, float]:
+    """Return the largest and the mean difference, relative to the largest exact value."""
     off = (result.double() - exact).abs() / exact.abs().max()
     return float(off.max()), float(off.mean())
 
 
-def known(*packages: str, device: str = "cuda") -> dict[str, str]:
-    """What was measured with."""
+def describe_run(*packages: str, device: str = "cuda") -> dict[str, str]:
+    """Return date, device, versions and command of this run."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "device": str(target.current(device)),
@@ -233,13 +233,13 @@ def known(*packages: str, device: str = "cuda") -> dict[str, str]:
 
 @torch.no_grad()
 def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> bool:
-    """A row for each peer. Whether all of them are right."""
+    """Print a row for each peer; return whether all of them are right."""
     dtype = getattr(torch, options.dtype)
-    reference, few = case.model, to(case.x[: case.few], dtype)
+    reference, few = case.model, cast_floating(case.x[: case.few], dtype)
     rounded = copy.deepcopy(reference).to(dtype)
-    exact = copy.deepcopy(rounded).double()(to(few, torch.double))  # of rounded weights
-    single = errors(copy.deepcopy(rounded).float()(to(few, torch.float)), exact)
-    model, x = rounded, to(case.x, dtype)
+    exact = copy.deepcopy(rounded).double()(cast_floating(few, torch.double))  # of rounded weights
+    single = relative_errors(copy.deepcopy(rounded).float()(cast_floating(few, torch.float)), exact)
+    model, x = rounded, cast_floating(case.x, dtype)
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[str, Run] = {}  # a graph reads what its peer holds
     graphs: dict[str, Callable[[], Any]] = {}
@@ -251,13 +251,13 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
         begin = time.monotonic()
         try:
             with patience(options.patience):
-                run = runs[peer] = compiled(peer, copy.deepcopy(model), x, options)
+                run = runs[peer] = compile_peer(peer, copy.deepcopy(model), x, options)
             result = run(x)
             torch.cuda.synchronize()
             row["first result, s"] = round(time.monotonic() - begin, 2)
-            row["error max, mean"] = errors(result[: case.few], exact)
-            row["calls"] = calls()
-            graphs[peer] = captured(run, x).replay
+            row["error max, mean"] = relative_errors(result[: case.few], exact)
+            row["calls"] = count_choices()
+            graphs[peer] = capture_graph(run, x).replay
         except (Exception, Late) as error:  # one peer's fault is not the others'
             row["failed"] = f"{type(error).__name__}: {str(error).strip()[:500]}"
             graphs.pop(peer, None)
@@ -267,30 +267,30 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
         if found and any(e > a for e, a in zip(found, allowed, strict=True)):
             row["failed"] = f"wrong by {found} where {allowed} is allowed: no speed of it"
             graphs.pop(peer, None)
-    with held(options.lock):
-        times = raced(graphs, options.seconds) if graphs else {}
+    with hold_lock(options.lock):
+        times = time_in_turns(graphs, options.seconds) if graphs else {}
     for peer, row in rows.items():
         if peer in times:
             row["median, ms"] = round(statistics.median(times[peer]), 4)
             row["minimum, ms"] = round(min(times[peer]), 4)
             row["per second"] = round(len(x) / row["median, ms"] * 1e3)
         row["fp32 error max, mean"] = single
-        keep(options, about, row)
+        append_row(options, about, row)
     return not any("failed" in row for row in rows.values())
 
 
-def keep(
+def append_row(
     options: argparse.Namespace, about: dict[str, str], row: dict[str, Any], shown: str = ""
 ) -> None:
-    """Print a row (or `shown` in its place), and append it to the file that was named."""
+    """Print a row (or `shown` in its place), and append it to the file of `--json`."""
     print(shown or json.dumps(row), flush=True)
     if options.json:
         with open(options.json, "a") as file:
             file.write(json.dumps({**about, **row}) + "\n")
 
 
-def arguments(about: str) -> argparse.ArgumentParser:
-    """What both programs take."""
+def make_parser(about: str) -> argparse.ArgumentParser:
+    """Return the options that benchmarks on one GPU share."""
     parser = argparse.ArgumentParser(description=about.split("\n")[0])
     parser.add_argument("--peers", nargs="+", default=USUAL, choices=USUAL + MORE)
     parser.add_argument("--tune", type=int, default=60, help="seconds a case, at most")
@@ -306,13 +306,13 @@ def arguments(about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def race(
+def run_cases(
     parser: argparse.ArgumentParser,
     options: argparse.Namespace,
     cases: Iterator[Case],
     about: dict[str, str],
 ) -> None:
-    """All cases; ends with 1 if any peer failed or is wrong."""
+    """Measure all cases; exit with 1 if any peer failed or is wrong."""
     if "eager" not in options.peers:
         parser.error("eager is what the others are held against")
     options.database = options.database or tempfile.mkdtemp()
@@ -323,7 +323,7 @@ def race(
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()  # nobody's records, and an empty kernel cache
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     if options.lock:
-        time_alone(options.lock)
+        lock_inductors_timing(options.lock)
     print(json.dumps(about), flush=True)
     right = True
     for case in cases:

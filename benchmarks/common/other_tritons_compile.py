@@ -15,11 +15,11 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton_xe_compile import loaded
+from triton_xe_compile import load_function
 
 
-def compiled(kernel, given):
-    """Its cubin, and what a launch must know; pointers are to multiples of 16 bytes."""
+def compile_kernel(kernel, given):
+    """Return a kernel's cubin and its launch parameters; pointers are multiples of 16 bytes."""
     pointers = [n for n, kind in enumerate(given["signature"].values()) if kind.startswith("*")]
     aligned = {(n,): [["tt.divisibility", 16]] for n in pointers}
     source = ASTSource(kernel, given["signature"], constexprs=given["constants"], attrs=aligned)
@@ -43,8 +43,8 @@ def main():
     for number, line in enumerate(sys.stdin):
         given, begin = json.loads(line), time.perf_counter()
         try:
-            kernel = loaded(given["text"], folder / f"kernel_{number}.py", given["function"])
-            cubin, about = compiled(kernel, given)
+            kernel = load_function(given["text"], folder / f"kernel_{number}.py", given["function"])
+            cubin, about = compile_kernel(kernel, given)
             (folder / f"{number}.cubin").write_bytes(cubin)
         except Exception as error:
             about = {"wrong": f"{type(error).__name__}: {error}".splitlines()[0][:200]}

@@ -42,12 +42,12 @@ def main() -> None:
     stream = shim.shim().queue(number)
     torch._C._xpu_getCurrentRawStream = lambda index: stream  # as torch's XPU build has it
     for source in (axpy(), step_source(ADAMW, counting=False)):
-        show(source)
-    foreign(axpy(problem=(("test", "of another GPU"),)))
+        show_launches(source)
+    load_foreign_code(axpy(problem=(("test", "of another GPU"),)))
 
 
-def show(source: Source) -> None:
-    """From its source, from native code, from SPIR-V."""
+def show_launches(source: Source) -> None:
+    """Launch a kernel from its source, from native code and from SPIR-V."""
     for wanted in ("source", "native", "SPIR-V"):
         gpu = device.XpuDevice(0)  # which knows nothing
         if wanted == "SPIR-V":
@@ -66,8 +66,8 @@ def show(source: Source) -> None:
         print(f"axpy: launched and waited for; nothing computed it: {y[0]:g}")
 
 
-def foreign(source: Source) -> None:
-    """Code of another GPU under this one's key: the driver compiles it again, which is said."""
+def load_foreign_code(source: Source) -> None:
+    """Load another GPU's code under this GPU's key: the driver recompiles it, with a warning."""
     gpu = device.XpuDevice(0)
     gpu.load(source)
     other = "dg2" if gpu.arch != "xe:12.55" else "pvc"

@@ -19,8 +19,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 
-def without_a_device():
-    """What Intel's Triton compiles to look at a device is for one that is here: it is left out."""
+def skip_device_probe():
+    """Skip the probe that Intel's Triton compiles for a GPU of this machine."""
     if "intel" not in backends:
         sys.exit(f"triton {triton.__version__} cannot compile for Intel's GPUs: give triton-xpu")
     nothing = SimpleNamespace(parse_device_arch=lambda _: "")
@@ -28,8 +28,8 @@ def without_a_device():
     made["compile_module_from_src"] = lambda *_, **__: nothing
 
 
-def loaded(text, file, name="kernel"):
-    """The function of that name: Triton reads its text from a file."""
+def load_function(text, file, name="kernel"):
+    """Load the function of that name from a file, as Triton reads its source text."""
     file.write_text(text)
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
@@ -37,8 +37,8 @@ def loaded(text, file, name="kernel"):
     return getattr(module, name)
 
 
-def compiled(kernel, given):
-    """SPIR-V of it, and what came with that."""
+def compile_kernel(kernel, given):
+    """Return a kernel's SPIR-V and its metadata."""
     aligned = {(n,): [["tt.divisibility", 16]] for n in range(given["pointers"])}
     source = ASTSource(kernel, given["signature"], constexprs=given["constants"], attrs=aligned)
     options = {"num_warps": given["warps"], "num_stages": given["stages"]}
@@ -49,13 +49,13 @@ def compiled(kernel, given):
 
 def main():
     """One after the other."""
-    without_a_device()
+    skip_device_probe()
     folder = Path(sys.argv[1])
     for number, line in enumerate(sys.stdin):
         given, begin = json.loads(line), time.perf_counter()
         try:
-            kernel = loaded(given["text"], folder / f"kernel_{number}.py")
-            spirv, about = compiled(kernel, given)
+            kernel = load_function(given["text"], folder / f"kernel_{number}.py")
+            spirv, about = compile_kernel(kernel, given)
             (folder / f"{number}.spv").write_bytes(spirv)
         except Exception as error:
             about = {"wrong": f"{type(error).__name__}: {error}".splitlines()[0][:200]}

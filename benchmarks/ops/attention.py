@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.gpu_peers import captured, errors, keep, known, raced
+from common.gpu_peers import append_row, capture_graph, describe_run, relative_errors, time_in_turns
 
 # Batch, heads, tokens, width: windows of Swin, words of encoders, patches, long and wide ones.
 CASES = [
@@ -57,36 +57,36 @@ CLOSE = 4 * 2**-8
 Attention = Callable[[Tensor, Tensor | None], Tensor]
 
 
-def split(projected: Tensor) -> list[Tensor]:
-    """Query, key and value, by heads."""
+def split_heads(projected: Tensor) -> list[Tensor]:
+    """Return query, key and value, by heads."""
     return [*projected.permute(2, 0, 3, 1, 4).unbind()]
 
 
-def joined(result: Tensor) -> Tensor:
-    """The heads beside each other, as the next layer reads them."""
+def join_heads(result: Tensor) -> Tensor:
+    """Concatenate the heads, as the next layer reads them."""
     batch, heads, tokens, width = result.shape
     return result.transpose(1, 2).reshape(batch, tokens, heads * width)
 
 
-def products(projected: Tensor, mask: Tensor | None) -> Tensor:
-    """By hand."""
-    query, key, value = split(projected)
+def attend_by_gemms(projected: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute attention by two batched GEMMs and a softmax."""
+    query, key, value = split_heads(projected)
     scores = (query * (1 / math.sqrt(query.shape[-1]))) @ key.transpose(-2, -1)
     weights = torch.softmax(scores if mask is None else scores + mask, -1)
-    return joined(weights @ value)
+    return join_heads(weights @ value)
 
 
-def fused(projected: Tensor, mask: Tensor | None) -> Tensor:
-    """By torch."""
-    return joined(F.scaled_dot_product_attention(*split(projected), attn_mask=mask))
+def attend_fused(projected: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute attention by torch's selected kernel."""
+    return join_heads(F.scaled_dot_product_attention(*split_heads(projected), attn_mask=mask))
 
 
-def by(backend: SDPBackend) -> Attention:
-    """By the kernel of that name, or an error."""
+def attend_by(backend: SDPBackend) -> Attention:
+    """Compute attention by the kernel of that name, or raise."""
 
     def attention(projected: Tensor, mask: Tensor | None) -> Tensor:
         with sdpa_kernel(backend):
-            return fused(projected, mask)
+            return attend_fused(projected, mask)
 
     return attention
 
@@ -99,43 +99,43 @@ def mask_of(kind: str, heads: int, tokens: int) -> Tensor | None:
     return (bias.contiguous() if kind == "bias" else bias)[None]
 
 
-def taken(projected: Tensor, mask: Tensor | None) -> str:
-    """Which kernel torch would choose."""
-    query, key, value = split(projected)
+def selected_kernel(projected: Tensor, mask: Tensor | None) -> str:
+    """Return the name of the kernel that torch selects."""
+    query, key, value = split_heads(projected)
     number = torch._fused_sdp_choice(query, key, value, mask)
     return SDPBackend(number).name.removesuffix("_ATTENTION").lower()
 
 
 @torch.no_grad()
-def measured(case: tuple[int, ...], kind: str, seconds: float) -> dict[str, Any]:
-    """Microseconds of each that takes it and is right."""
+def measure_case(case: tuple[int, ...], kind: str, seconds: float) -> dict[str, Any]:
+    """Return microseconds of each kernel that supports the case and is right."""
     batch, heads, tokens, width = case
     torch.manual_seed(0)
     projected = torch.randn(batch, tokens, 3, heads, width, device="cuda", dtype=torch.bfloat16)
     mask = mask_of(kind, heads, tokens)
     few = projected[:2].double(), None if mask is None else mask.double()
-    exact = products(*few)
+    exact = attend_by_gemms(*few)
     torch.compiler.reset()
-    by_inductor = torch.compile(products, dynamic=False, options={"pattern_matcher": False})
+    by_inductor = torch.compile(attend_by_gemms, dynamic=False, options={"pattern_matcher": False})
     peers: dict[str, Attention] = {"products": by_inductor}
-    peers |= {name: by(backend) for name, backend in KERNELS.items()}
-    row: dict[str, Any] = {"case": case, "mask": kind, "torch's": taken(projected, mask)}
+    peers |= {name: attend_by(backend) for name, backend in KERNELS.items()}
+    row: dict[str, Any] = {"case": case, "mask": kind, "torch's": selected_kernel(projected, mask)}
     graphs: dict[str, Callable[[], Any]] = {}
     for name, attend in peers.items():
         try:
-            off = errors(attend(projected, mask)[:2], exact)
+            off = relative_errors(attend(projected, mask)[:2], exact)
             if off[0] > CLOSE:
                 row[f"{name} failed"] = f"wrong by {off[0]}"
                 continue
-            graphs[name] = captured(lambda x, a=attend: a(x, mask), projected).replay  # type: ignore[misc]
+            graphs[name] = capture_graph(lambda x, a=attend: a(x, mask), projected).replay  # type: ignore[misc]
         except RuntimeError as error:
             row[f"{name} failed"] = str(error).strip().split("\n")[0][:100]
-    times = raced(graphs, seconds)
+    times = time_in_turns(graphs, seconds)
     return row | {f"{name}, us": round(1e3 * statistics.median(times[name]), 2) for name in times}
 
 
 def part_of(cases: list[Any], part: str) -> Iterator[Any]:
-    """Every N-th case, from the I-th on."""
+    """Return every N-th case, from the I-th on."""
     which, count = map(int, part.split("/"))
     yield from cases[which::count]
 
@@ -147,10 +147,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="of timing a case")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
-    about = known()
+    about = describe_run()
     for case in part_of(CASES, options.part):
         for kind in MASKS:
-            keep(options, about, measured(case, kind, options.seconds))
+            append_row(options, about, measure_case(case, kind, options.seconds))
     sys.exit(0)
 
 

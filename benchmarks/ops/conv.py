@@ -52,8 +52,8 @@ def conv(
     )
 
 
-def weight(x: str, weight: str, stride: int) -> str:
-    """A line of `ipex.conv_weight_grad`: the gradient of the weight [O, C, h, w] alone."""
+def weight_grad_line(x: str, weight: str, stride: int) -> str:
+    """Return a line of `ipex.conv_weight_grad`: the gradient of the weight [O, C, h, w] alone."""
     batch, _, height, width = map(int, x.split("x"))
     out, _, window, _ = map(int, weight.split("x"))
     around = 0 if window == stride else window // 2
@@ -73,8 +73,8 @@ STEMS = {
 }
 
 
-def in_training(line: str) -> str:
-    """The same without a bias, which batch norm has there."""
+def training_line(line: str) -> str:
+    """Return the line without a bias, as before a batch norm in training."""
     operands = line.split()
     return " ".join([*operands[:2], "bias=None", *operands[3:]])
 
@@ -108,9 +108,9 @@ SHAPES = {
 }
 
 SHAPES |= {
-    f"training {name}": in_training(conv(*stem, unary="none")) for name, stem in STEMS.items()
+    f"training {name}": training_line(conv(*stem, unary="none")) for name, stem in STEMS.items()
 }
-WEIGHTS = {f"weight {name}": weight(*stem) for name, stem in STEMS.items()}
+WEIGHTS = {f"weight {name}": weight_grad_line(*stem) for name, stem in STEMS.items()}
 # Time by the number of images: what a kernel takes for each, and whatever their number.
 for images in (32, 64, 128, 256, 512):
     SHAPES |= {
@@ -119,8 +119,8 @@ for images in (32, 64, 128, 256, 512):
     }
 
 
-def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each choice of the problem."""
+def measure_choices(name: str, line: str, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each choice of the problem."""
     known = str(target.current("cuda")), settings.settings_of("cuda")
     (problem,) = shapes.problems([f"{op_of(name)} {options.dtype} {line}"], *known)
     device = torch.device("cuda")
@@ -153,7 +153,7 @@ def measured(name: str, line: str, options: argparse.Namespace) -> list[dict[str
 
 
 def op_of(name: str) -> str:
-    """Which op the line of that name is of."""
+    """Return the op of the line of that name."""
     return "ipex.conv_weight_grad.default" if name in WEIGHTS else "ipex.conv.default"
 
 
@@ -216,7 +216,7 @@ def main() -> None:
         if time.monotonic() - begin > options.budget:
             print(f"{name:<24} left out: the budget is spent")
             continue
-        rows = measured(name, line, options)
+        rows = measure_choices(name, line, options)
         table(rows)
         right &= not any("failed" in row for row in rows)
         if options.json:

@@ -60,7 +60,7 @@ UNARY = {"none": "gelu", "tanh": "gelu_tanh"}
 
 
 def problem_of(shape: tuple[int, int, int], gelu: str, dtype: str) -> Problem:
-    """The linear layer with its epilogue, as a record has it."""
+    """Return the linear layer with its epilogue as a problem of records."""
     rows, size, columns = shape
     words = f"other=None binary='none' unary='{UNARY[gelu]}' scalars=() packed=False"
     line = f"ipex.linear.default {dtype} {rows}x{size} {columns}x{size} {columns} {words}"
@@ -69,13 +69,13 @@ def problem_of(shape: tuple[int, int, int], gelu: str, dtype: str) -> Problem:
     return problem
 
 
-def layer(x: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
-    """In torch's own kernels."""
+def run_layer(x: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
+    """Run the layer by torch's own kernels."""
     return F.gelu(F.linear(x, weight, bias), approximate=gelu)
 
 
-def bare(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The product alone, in torch's own kernel."""
+def run_bare_gemm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Run the GEMM alone by torch's own kernel."""
     return F.linear(x, weight)
 
 
@@ -85,7 +85,7 @@ def peers(
     """Names, and how to have each compiled."""
 
     def function(*operands: Tensor) -> Tensor:
-        return layer(*operands, gelu)
+        return run_layer(*operands, gelu)
 
     def compiled(mode: str) -> Run:
         """Without Dynamo, as the calls and tiles: its guards would not be captured anyway."""
@@ -93,7 +93,7 @@ def peers(
         return lambda given: found(*given)
 
     yield "eager", lambda: lambda given: function(*given)
-    yield BARE, lambda: lambda given: bare(*given)
+    yield BARE, lambda: lambda given: run_bare_gemm(*given)
     yield "inductor", functools.partial(compiled, "default")
     if options.max_autotune:
         yield "max-autotune", functools.partial(compiled, "max-autotune-no-cudagraphs")
@@ -106,15 +106,15 @@ def peers(
             yield name, functools.partial(compiling.compile_choice, problem, call.choice, inputs)
 
 
-def floor(shape: tuple[int, int, int], itemsize: int) -> float:
-    """Microseconds that no kernel is below."""
+def lower_bound(shape: tuple[int, int, int], itemsize: int) -> float:
+    """Return microseconds that no kernel can beat."""
     rows, size, columns = shape
     moved = itemsize * (rows * size + columns * size + columns + rows * columns)
     return 1e6 * max(moved / COPIED, 2 * rows * size * columns / MULTIPLIED)
 
 
-def raced(runs: dict[str, Run], problem: Problem, seconds: float) -> dict[str, list[float]]:
-    """Microseconds a call, by rounds in turns."""
+def time_in_turns(runs: dict[str, Run], problem: Problem, seconds: float) -> dict[str, list[float]]:
+    """Return microseconds a call, by rounds in turns."""
     device = torch.device("cuda")
     size = sum(t.nbytes for t in inputs_of(problem, device, 0))
     count = timers.buffers_against_caches(device, size)
@@ -138,9 +138,9 @@ def measured(
     device = torch.device("cuda")
     inputs = inputs_of(problem, device, seed=0)
     doubles = [t.double() for t in inputs]
-    judge = Judge(layer(*doubles, gelu), layer(*inputs, gelu))
-    judges = {BARE: Judge(bare(*doubles), bare(*inputs))}
-    least = floor(shape, inputs[0].itemsize)
+    judge = Judge(run_layer(*doubles, gelu), run_layer(*inputs, gelu))
+    judges = {BARE: Judge(run_bare_gemm(*doubles), run_bare_gemm(*inputs))}
+    least = lower_bound(shape, inputs[0].itemsize)
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[str, Run] = {}
     for name, make in peers(problem, gelu, inputs, options):
@@ -166,7 +166,7 @@ def measured(
             runs[name], row["error"] = run, found
         else:
             row["failed"] = found.reason
-    for name, times in raced(runs, problem, options.seconds).items():
+    for name, times in time_in_turns(runs, problem, options.seconds).items():
         p50 = statistics.median(times)
         rows[name] |= {"p50, us": round(p50, 2), "minimum, us": round(min(times), 2)}
         rows[name] |= {"rounds": len(times), "of floor": round(least / p50, 3)}
@@ -197,8 +197,8 @@ def said(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     return float(gain), float(cost)
 
 
-def versions() -> dict[str, str]:
-    """What was measured with."""
+def describe_run() -> dict[str, str]:
+    """Return date, device, versions and command of this run."""
     import triton
 
     root = Path(__file__).parent
@@ -229,7 +229,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()  # nobody's records
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()  # and an empty cache
-    known, begin = versions(), time.monotonic()
+    known, begin = describe_run(), time.monotonic()
     print(json.dumps(known), flush=True)
     found: dict[tuple[str, str], tuple[float, float]] = {}
     failed = False

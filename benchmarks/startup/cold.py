@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import cpu_peer
-from common.cpu_kernels import keep
+from common.cpu_kernels import append_row
 from common.resnet18 import ResNet18
 
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,7 +77,7 @@ class UNet(nn.Module):
 
 
 def mixture() -> nn.Module:
-    """Convolutions, a pool and an MLP."""
+    """Return a model of convolutions, a pool and an MLP."""
     images = (
         *(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.AvgPool2d(2)),
         *(nn.Conv2d(16, 32, 3, padding=1), nn.GELU(), nn.AdaptiveAvgPool2d(4), nn.Flatten()),
@@ -87,13 +87,13 @@ def mixture() -> nn.Module:
 
 
 def bert() -> nn.Module:
-    """Two layers of 192 features, with dropout."""
+    """Return a BERT of two layers of 192 features, with dropout."""
     config = transformers.BertConfig(**SMALL, intermediate_size=768)
     return cpu_peer.Whole(transformers.BertModel(config))
 
 
 def vit() -> nn.Module:
-    """Two layers of 192 features."""
+    """Return a ViT of two layers of 192 features."""
     config = transformers.ViTConfig(**SMALL, intermediate_size=768)
     return cpu_peer.Whole(transformers.ViTForImageClassification(config))
 
@@ -108,8 +108,8 @@ TRAINING: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def trained(model: str, arm: str) -> dict[str, float]:
-    """Seconds of the first forward and backward, by the clock and of processors; runs of g++."""
+def time_first_step(model: str, arm: str) -> dict[str, float]:
+    """Return wall and processor seconds of the first forward and backward, and runs of g++."""
     torch.manual_seed(0)
     make, shape = TRAINING[model]
     net = make().train()
@@ -141,9 +141,9 @@ def processors() -> tuple[float, float]:
     return own, others
 
 
-def timed(model: str, arm: str) -> dict[str, float]:
-    """Seconds of the first call, and the least and median milliseconds of later ones."""
-    net, inputs = cpu_peer.made(model, torch.bfloat16, 1)
+def time_first_calls(model: str, arm: str) -> dict[str, float]:
+    """Return seconds of the first call, and the least and median milliseconds of later ones."""
+    net, inputs = cpu_peer.make_model(model, torch.bfloat16, 1)
     backend, options = ARMS[arm]
     if backend == "ipex":
         import ipex_inductor  # noqa: F401  # as its users may
@@ -159,8 +159,8 @@ def timed(model: str, arm: str) -> dict[str, float]:
     return {"first_s": first, "least_ms": min(calls), "median_ms": statistics.median(calls)}
 
 
-def in_processes(model: str, arm: str, how: str, count: int = 1) -> list[dict[str, float]]:
-    """What `timed` or `trained` says in processes one after the other with caches of their own."""
+def measure_in_processes(model: str, arm: str, how: str, count: int = 1) -> list[dict[str, float]]:
+    """Measure in processes one after the other, with caches of their own."""
     with tempfile.TemporaryDirectory() as folder:
         tmp = Path(folder) / "tmp"  # where torch keeps its own, headers too
         tmp.mkdir()
@@ -188,7 +188,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         *which, how = options.one
-        print(json.dumps({"timed": timed, "trained": trained}[how](*which)))
+        print(json.dumps({"timed": time_first_calls, "trained": time_first_step}[how](*which)))
         return
     options.threads = torch.get_num_threads()
     how, arms = ("trained", TRAINED) if options.training else ("timed", ARMS)
@@ -198,12 +198,12 @@ def main() -> None:
     for _ in range(options.rounds):
         for model in models:
             for arm in arms:
-                figures = in_processes(model, arm, how, len(starts))
+                figures = measure_in_processes(model, arm, how, len(starts))
                 load = round(os.getloadavg()[0], 1)
                 for start, each in zip(starts, figures, strict=True):
                     found.setdefault((model, arm, start), []).append(each)
                     row = {"model": model, "arm": arm, "start": start}
-                    keep({**row, **each, "load": load}, options)
+                    append_row({**row, **each, "load": load}, options)
     for (model, arm, start), rows in found.items():
         medians = {name: statistics.median(each[name] for each in rows) for name in rows[0]}
         told = (f"{name} {value:.2f}" for name, value in medians.items())

@@ -50,25 +50,25 @@ OURS = [part for part in PARTS if not part.startswith(" ")]
 Spent = dict[str, list[float]]
 
 
-def now() -> tuple[float, float]:
-    """Seconds of the processor, children included, and of the wall."""
+def read_clocks() -> tuple[float, float]:
+    """Return processor seconds, children included, and wall seconds."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime, time.perf_counter()
 
 
 @contextmanager
-def timed(spent: Spent, part: str) -> Iterator[None]:
-    """Add what is spent inside to `part`."""
-    before = now()
+def add_time(spent: Spent, part: str) -> Iterator[None]:
+    """Add the time that is spent inside to `part`."""
+    before = read_clocks()
     try:
         yield
     finally:
         row = spent.setdefault(part, [0.0, 0.0])
-        for i, (start, end) in enumerate(zip(before, now(), strict=True)):
+        for i, (start, end) in enumerate(zip(before, read_clocks(), strict=True)):
             row[i] += end - start
 
 
-def watch(spent: Spent) -> None:
+def time_parts(spent: Spent) -> None:
     """Replace every function of `PARTS` by one that is timed."""
     for part, place in PARTS.items():
         module, _, path = place.partition(":")
@@ -81,26 +81,26 @@ def watch(spent: Spent) -> None:
 
 def _timed(spent: Spent, part: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        with timed(spent, part):
+        with add_time(spent, part):
             return fn(*args, **kwargs)
 
     return call
 
 
-def child(backend: str, name: str, profile: bool) -> Spent:
-    """The first call of one backend, in this process: seconds of each part and of all."""
+def measure_first_call(backend: str, name: str, profile: bool) -> Spent:
+    """Return seconds of one backend's first call in this process: of each part and of all."""
     model, inputs = models.load(name, "bf16", 1, "cpu")
     measure.start_compiler(torch.bfloat16, "cpu")
     torch.compiler.reset()
     spent: Spent = {}
-    with timed(spent, "importing"):
+    with add_time(spent, "importing"):
         if backend == "ipex":
             importlib.import_module("ipex_inductor.passes.joint")
             importlib.import_module("ipex_inductor.lowerings").register()
     if not profile:
-        watch(spent)
+        time_parts(spent)
     profiler = cProfile.Profile()
-    with torch.no_grad(), timed(spent, "first call"), profiler if profile else timed({}, ""):
+    with torch.no_grad(), add_time(spent, "first call"), profiler if profile else add_time({}, ""):
         torch.compile(model, backend=backend)(*inputs)
     if profile:
         pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(
@@ -109,9 +109,9 @@ def child(backend: str, name: str, profile: bool) -> Spent:
     return spent
 
 
-def run(backend: str, name: str, profile: bool = False) -> Spent:
-    """`child` in a process with empty caches."""
-    call = f"compile.child{(backend, name, profile)}"
+def run_process(backend: str, name: str, profile: bool = False) -> Spent:
+    """Run `measure_first_call` in a process with empty caches."""
+    call = f"compile.measure_first_call{(backend, name, profile)}"
     program = f"import compile, json; print(json.dumps({call}))"
     with tempfile.TemporaryDirectory() as folder:
         measure.use_folder(Path(folder))  # in our environment, which the child inherits
@@ -127,7 +127,7 @@ def run(backend: str, name: str, profile: bool = False) -> Spent:
 
 
 def least(runs: list[Spent]) -> Spent:
-    """The least of each figure."""
+    """Return the least of each figure."""
     return {part: [min(r[part][i] for r in runs) for i in (0, 1)] for part in runs[0]}
 
 
@@ -147,9 +147,12 @@ def main() -> None:
     }
     for name in options.models:
         if options.profile:
-            run("ipex", name, profile=True)
+            run_process("ipex", name, profile=True)
             continue
-        pairs = [(run("inductor", name), run("ipex", name)) for _ in range(options.repeat)]
+        pairs = [
+            (run_process("inductor", name), run_process("ipex", name))
+            for _ in range(options.repeat)
+        ]
         plain, ours = (least(list(runs)) for runs in zip(*pairs, strict=True))
         rows = {"Inductor's first call": plain["first call"], "ours": ours.pop("first call")}
         sums = [sum(ours[part][i] for part in ("importing", *OURS)) for i in (0, 1)]

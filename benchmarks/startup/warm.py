@@ -30,8 +30,8 @@ CACHES_ON = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE"
 WITHOUT = {*BACKENDS.values(), "PYTHONDONTWRITEBYTECODE"}
 
 
-def started(backend: str, folder: Path, **variables: str) -> dict[str, Any]:
-    """What one process says of itself; `folder` is the backend's, and all that it knows."""
+def run_process(backend: str, folder: Path, **variables: str) -> dict[str, Any]:
+    """Run one process and return its output; `folder` is the backend's only cache."""
     inherited = {k: v for k, v in os.environ.items() if k not in WITHOUT}
     env = {**inherited, **CACHES_ON, BACKENDS[backend]: str(folder), **variables}
     command = [sys.executable, str(PROGRAM), *backend.split("+")]
@@ -43,15 +43,15 @@ def started(backend: str, folder: Path, **variables: str) -> dict[str, Any]:
 
 
 def measure(rounds: int, folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every warm process, by backend and clock."""
+    """Return seconds of every warm process, by backend and clock."""
     names = ("wall", "cpu", "import torch")
     found: dict[str, dict[str, list[float]]] = {b: {n: [] for n in names} for b in BACKENDS}
     for backend in BACKENDS:
-        cold = started(backend, folder / backend)
+        cold = run_process(backend, folder / backend)
         print(f"{backend:13} cold: {cold['wall']:.1f} s", flush=True)
     for _ in range(rounds):
         for backend, seconds in found.items():
-            warm = started(backend, folder / backend)
+            warm = run_process(backend, folder / backend)
             if warm["aot"] != [1, 0]:
                 raise RuntimeError(f"{backend} compiled again: {warm}")
             for name, values in seconds.items():

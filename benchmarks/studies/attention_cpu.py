@@ -19,7 +19,7 @@ from ipex_inductor import ops
 from ipex_inductor.templates.cpu import cpu_library, short_attention
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.cpu_kernels import arguments, keep, least
+from common.cpu_kernels import append_row, least_times, make_parser
 
 assert ops
 ROUNDS = 25
@@ -29,22 +29,22 @@ CASES += ((1, 12, 197, 197, 64), (16, 12, 128, 128, 64), (16, 12, 197, 197, 64))
 CASES += ((1, 32, 1, 1024, 128), (1, 16, 128, 128, 128), (1, 24, 128, 128, 32))
 
 
-def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """What our kernel makes."""
+def run_ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Run our kernel."""
     out = torch.empty_like(q)
     short_attention.call(q, k, v, False, q.shape[3] ** -0.5, out=out)
     return out
 
 
-def made_wide(*given: torch.Tensor) -> torch.Tensor:
-    """The same in fp32, rounded once."""
-    return ours(*(t.float() for t in given)).to(given[0].dtype)
+def run_upcast(*given: torch.Tensor) -> torch.Tensor:
+    """Run our kernel in fp32 and round the result once."""
+    return run_ours(*(t.float() for t in given)).to(given[0].dtype)
 
 
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    options = arguments(__doc__).parse_args()
+    options = make_parser(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     if reason := cpu_library.why_not():
         raise SystemExit(reason)
@@ -58,18 +58,18 @@ def main() -> None:
             k, v = torch.randn(2, batch, heads, keys, width, dtype=dtype)
             calls = {"torch": partial(F.scaled_dot_product_attention, q, k, v)}
             if dtype is not torch.float16:
-                calls["ours"] = partial(ours, q, k, v)
+                calls["ours"] = partial(run_ours, q, k, v)
             if dtype is not torch.float32:
-                calls["wide"] = partial(made_wide, q, k, v)
+                calls["wide"] = partial(run_upcast, q, k, v)
             truth = F.scaled_dot_product_attention(q.double(), k.double(), v.double())
-            best = least(calls, "torch", ROUNDS)
+            best = least_times(calls, "torch", ROUNDS)
             for name, call in calls.items():
                 result = call()
                 row[f"{name}, us"] = round(best[name], 1)
                 row[f"{name}, error"] = float((result.double() - truth).norm() / truth.norm())
             own = "ours" if "ours" in calls else "wide"
             row["speedup"] = round(best["torch"] / best[own], 3)
-            keep(row, options)
+            append_row(row, options)
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sides = [Path(folder, name) for name in ("a.jsonl", "b.jsonl")]
         for seed, side in enumerate(sides):
-            write(side, database(records // 2, random.Random(seed)))
-        runs = [compared(sides) for _ in range(RUNS)]
+            write(side, make_database(records // 2, random.Random(seed)))
+        runs = [time_comparison(sides) for _ in range(RUNS)]
     # Of the largest of the children: each took no more than that.
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / MEGABYTE
     seconds, worked = zip(*runs, strict=True)
@@ -54,34 +54,36 @@ def main() -> None:
     print(f"least {min(seconds):.2f} s, worked {min(worked):.2f} s, peak {peak:.0f} MB")
 
 
-def database(count, rng):
-    """Records of as many problems."""
+def make_database(count, rng):
+    """Return records of as many problems."""
     for rows in range(1, count + 1):
         operands = (
             Operand((rows, 4096), (4096, 1), "bfloat16"),
             Operand((4096, 1024), (1024, 1), "bfloat16"),
         )
         problem = Problem("aten.mm.default", operands, "sm_90", {"out_dtype": None}, "relu")
-        outcomes = [outcome(choice, 10 * rng.uniform(1, 2)) for choice in TEMPLATES]
-        yield Record(problem, (outcome(LIBRARY, 10 * rng.uniform(1, 1.1)), *outcomes), PROVENANCE)
+        outcomes = [make_outcome(choice, 10 * rng.uniform(1, 2)) for choice in TEMPLATES]
+        yield Record(
+            problem, (make_outcome(LIBRARY, 10 * rng.uniform(1, 1.1)), *outcomes), PROVENANCE
+        )
 
 
-def outcome(choice, p50):
-    """A timing with all that is known of a kernel."""
+def make_outcome(choice, p50):
+    """Return a timing with every field of a kernel."""
     timing = Timing(p50 * 0.98, p50, p50 * 1.03, 100, 0.004)
     return Outcome(choice, timing, "", 1e-3, 1e-2, 128, 0, 49152, 0.41, 0.63)
 
 
-def compared(sides):
-    """Seconds of one run, whatever its verdict, and those of the processor."""
-    start, before = time.perf_counter(), children()
+def time_comparison(sides):
+    """Return wall and processor seconds of one run, whatever its verdict."""
+    start, before = time.perf_counter(), children_seconds()
     done = subprocess.run([*COMMAND, *sides], stdout=subprocess.DEVNULL)
     assert done.returncode in (0, 1), done
-    return time.perf_counter() - start, children() - before
+    return time.perf_counter() - start, children_seconds() - before
 
 
-def children():
-    """Seconds the processor worked for all children so far."""
+def children_seconds():
+    """Return processor seconds of all children so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -27,7 +27,7 @@ from ipex_inductor.target.device import current
 from ipex_inductor.templates.cpu import blocked
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.cpu_kernels import arguments, keep, least
+from common.cpu_kernels import append_row, least_times, make_parser
 
 ROUNDS = 25
 mkldnn, mkl = torch.ops.mkldnn, torch.ops.mkl
@@ -46,7 +46,7 @@ DECODE = ((1, 768, 2304), (1, 768, 3072), (1, 3072, 768), (1, 768, 50257))
 
 
 def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
-    """Dtype, whether it is a convolution's, sizes."""
+    """Yield dtype, whether it is a convolution, and sizes."""
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
         for rows, depth, columns in IMAGES:
             for batch in (1, 4, 16):
@@ -58,8 +58,8 @@ def cases() -> Iterator[tuple[torch.dtype, bool, tuple[int, int, int]]]:
             yield dtype, False, sizes
 
 
-def inductors_template(weight: Tensor, bias: Tensor, x: Tensor) -> Callable[[], Tensor]:
-    """Inductor's code of a frozen layer with a ReLU; nothing of Dynamo around it."""
+def compile_template(weight: Tensor, bias: Tensor, x: Tensor) -> Callable[[], Tensor]:
+    """Compile a frozen layer with a ReLU by Inductor's C++ template, without Dynamo."""
     layer = nn.Linear(*weight.shape[::-1]).to(weight.dtype).eval()
     layer.weight.copy_(weight)
     layer.bias.copy_(bias)
@@ -112,7 +112,7 @@ def calls(
             product = functools.partial(mkl._mkl_linear, x, theirs, weight, bias, rows)
             yield "mkl", lambda: product().relu_(), truth, lambda: product().relu_()
         if others:
-            code = inductors_template(weight, bias, x)
+            code = compile_template(weight, bias, x)
             yield "template", code, truth, code
         return
     side = next(n for n in (56, 28, 14, 7) if rows % (n * n) == 0)
@@ -139,7 +139,7 @@ def calls(
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--wall", action="store_true", help="by the clock: nobody else works here")
     parser.add_argument("--others", action="store_true", help="MKL's and Inductor's, of layers")
     options = parser.parse_args()
@@ -150,13 +150,13 @@ def main() -> None:
             continue
         made = list(calls(dtype, image, sizes, options.others))
         by_name = {name: call for name, call, _, _ in made}
-        best = least(by_name, made[0][0], ROUNDS, options.wall)
+        best = least_times(by_name, made[0][0], ROUNDS, options.wall)
         for name, _, truth, result in made:
             row[f"{name}, us"] = round(best[name], 1)
             row[f"{name}, error"] = float((result().double() - truth).norm() / truth.norm())
         usual = "wide" if dtype == torch.float16 else "onednn"
         row["speedup"] = round(best[usual] / best["blocked"], 3)
-        keep(row, options)
+        append_row(row, options)
 
 
 if __name__ == "__main__":

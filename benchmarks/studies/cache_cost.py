@@ -31,8 +31,8 @@ COUNTED = range(300)  # turns of the loop of plain Python
 META = {"name": "matmul", "shared": 49152, "warps": 4, "stages": 3, "grid": [128, 64, 1]}
 
 
-def key(number: int) -> Key:
-    """Of the length that real ones have."""
+def make_key(number: int) -> Key:
+    """Return a key as long as real ones."""
     return Key(
         kind="cubin",
         source=source_digest(),
@@ -47,30 +47,30 @@ def key(number: int) -> Key:
     )
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """That one call took."""
+def time_call(call: Callable[[], object]) -> float:
+    """Return seconds of one call."""
     begun = time.perf_counter()
     call()
     return time.perf_counter() - begun
 
 
-def measured(folder: Path) -> dict[str, float]:
-    """Microseconds of one, milliseconds of 200: the least of the rounds, as machines are busy."""
-    keys = [key(n) for n in range(KERNELS)]
+def measure_reads(folder: Path) -> dict[str, float]:
+    """Return microseconds of one read and milliseconds of 200: the least of the rounds."""
+    keys = [make_key(n) for n in range(KERNELS)]
     store = Store(folder)
-    puts = [seconds(lambda k=k: store.put(k, META, bytes(SIZE))) for k in keys]
+    puts = [time_call(lambda k=k: store.put(k, META, bytes(SIZE))) for k in keys]
     singles, wholes, hashes, loops = [], [], [], []
     for _ in range(ROUNDS):
         store = Store(folder)
-        reads = [seconds(lambda k=k, s=store: s.get(k)) for k in keys]
+        reads = [time_call(lambda k=k, s=store: s.get(k)) for k in keys]
         assert store.counts()["hits", "ours"] == KERNELS
         singles.append(statistics.median(reads))
         wholes.append(sum(reads))
         data = bytes(SIZE)
-        hashes.append(statistics.median(seconds(lambda d=data: hashlib.sha256(d)) for _ in keys))
-        loops.append(statistics.median(seconds(lambda: sum(n for n in COUNTED)) for _ in keys))
+        hashes.append(statistics.median(time_call(lambda d=data: hashlib.sha256(d)) for _ in keys))
+        loops.append(statistics.median(time_call(lambda: sum(n for n in COUNTED)) for _ in keys))
     slowest = max(range(ROUNDS), key=singles.__getitem__)
-    return bundled(folder, keys) | {
+    return measure_bundle(folder, keys) | {
         "read_p50_us": 1e6 * min(singles),
         "read_p50_us_median_round": 1e6 * statistics.median(singles),
         "read_p50_us_slowest_round": 1e6 * singles[slowest],
@@ -84,16 +84,16 @@ def measured(folder: Path) -> dict[str, float]:
     }
 
 
-def bundled(folder: Path, keys: list[Key]) -> dict[str, float]:
-    """Opening, which verifies all of it, and reading, from a bundle of these entries."""
+def measure_bundle(folder: Path, keys: list[Key]) -> dict[str, float]:
+    """Return times to open and verify a bundle of these entries, and to read from it."""
     path, empty = folder.with_name("kernels.bundle"), folder.with_name("empty")
     empty.mkdir(mode=0o700)
     pack(Store(folder).folder, path, "kernels")
     opens, singles = [], []
     for _ in range(ROUNDS):
-        opens.append(seconds(lambda: open_bundle(path, allow_unsigned=True)))
+        opens.append(time_call(lambda: open_bundle(path, allow_unsigned=True)))
         store = Store(empty, bundles=[open_bundle(path, allow_unsigned=True)])
-        singles.append(statistics.median(seconds(lambda k=k, s=store: s.get(k)) for k in keys))
+        singles.append(statistics.median(time_call(lambda k=k, s=store: s.get(k)) for k in keys))
         assert store.counts()["hits", ""] == KERNELS
     return {"bundle_open_ms": 1e3 * min(opens), "bundle_read_p50_us": 1e6 * min(singles)}
 
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="on the disk to measure; must not exist")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        found = measured(options.folder or Path(scratch) / "kernels")
+        found = measure_reads(options.folder or Path(scratch) / "kernels")
     if options.json:
         print(json.dumps(found))
         return

@@ -23,7 +23,7 @@ from ipex_inductor.ops.conv.cached_primitives import Geometry
 from ipex_inductor.templates.cpu import cached_primitives
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.cpu_kernels import arguments, keep, least
+from common.cpu_kernels import append_row, least_times, make_parser
 
 ROUNDS = 40
 LAST = torch.channels_last
@@ -114,7 +114,7 @@ def calls(
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -127,13 +127,13 @@ def main() -> None:
             if options.only not in str(row) or not made:
                 continue
             first = [call().double() for call in made.values()]
-            best = least(made, "torch", ROUNDS)
+            best = least_times(made, "torch", ROUNDS)
             sizes = first[0].numel() * (case.channels // case.groups) * case.window**2
             error = float((first[0] - first[1]).abs().max() / first[0].abs().max())
             row |= {f"{name}, us": round(time, 1) for name, time in best.items()}
             row |= {"products": sizes, "torch's": error}
             row["speedup"] = round(best["torch"] / best["kept"], 3)
-            keep(row, options)
+            append_row(row, options)
 
 
 if __name__ == "__main__":

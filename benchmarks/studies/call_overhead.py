@@ -47,7 +47,7 @@ class Small(nn.Module):
 
 
 def model_and_inputs(name):
-    """One of the three, in eval mode."""
+    """Return one of the models, in eval mode, and its inputs."""
     if name == "mlp":
         return Small().eval(), (torch.randn(1, WIDTH),)
     model, inputs = load(name, "fp32", 1, "cpu")
@@ -80,8 +80,8 @@ def graphs():
     return {id(g): g for g in gc.get_objects() if type(g) is CompiledFxGraph}
 
 
-def stub(graph):
-    """Have `graph` give back what its first call gives."""
+def stub_graph(graph):
+    """Make `graph` return the results of its first call."""
     generated, results = graph.current_callable, []
 
     def call(inputs):
@@ -107,8 +107,8 @@ def interleaved(calls, rounds):
     return times
 
 
-def compiled(model, inputs, backend, whole):
-    """A call of the model, compiled and checked, its generated code exchanged unless `whole`."""
+def compile_model(model, inputs, backend, whole):
+    """Return the compiled and checked call, its generated code replaced unless `whole`."""
     with torch.no_grad():
         want = [x for x in tree_leaves(model(*inputs)) if isinstance(x, torch.Tensor)]
     # A function of its own: Dynamo keeps what it compiles with the code, for all backends in turn.
@@ -126,7 +126,7 @@ def compiled(model, inputs, backend, whole):
         torch.testing.assert_close(g, w, rtol=1e-3, atol=1e-3)
     for number, graph in graphs().items():
         if number not in before and not whole:
-            stub(graph)
+            stub_graph(graph)
     call()
     return call, switch
 
@@ -142,7 +142,7 @@ def main():
     print(f"{'model':10}{'backend':10}" + 3 * f"{'least':>9}{'median':>9}" + " us a call")
     for name in asked.models:
         model, inputs = model_and_inputs(name)
-        calls = {b: compiled(model, inputs, b, asked.whole) for b in ("inductor", "ipex")}
+        calls = {b: compile_model(model, inputs, b, asked.whole) for b in ("inductor", "ipex")}
         for label, (alone, all_of_it) in interleaved(calls, asked.rounds).items():
             between = [a - b for a, b in zip(all_of_it, alone, strict=True)]
             figures = [f(t) for t in (alone, all_of_it) for f in (min, statistics.median)]

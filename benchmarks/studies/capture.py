@@ -31,7 +31,7 @@ from ipex_inductor.capture.policy import NAME
 from ipex_inductor.reporting import decisions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.gpu_peers import ERRORS, errors, keep, known, to
+from common.gpu_peers import ERRORS, append_row, cast_floating, describe_run, relative_errors
 
 PEERS: dict[str, dict[str, Any] | None] = {
     "eager": None,
@@ -56,7 +56,7 @@ class Case:
 
 
 def cases(models: list[str]) -> Iterator[Case]:
-    """Each model, at a size or two."""
+    """Yield each model, at a size or two."""
     torch.manual_seed(0)
     if "mlp" in models:
         layers = [m for _ in range(4) for m in (nn.Linear(512, 512), nn.GELU())]
@@ -76,16 +76,16 @@ def cases(models: list[str]) -> Iterator[Case]:
         yield Case("gpt2", 1, model.bfloat16(), torch.randint(words, (1, 128), device="cuda"))
 
 
-def waited(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Milliseconds of a call until its result is there."""
+def time_waited_call(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """Return milliseconds of a call until its result is there."""
     begin = time.perf_counter()
     run(x)
     torch.cuda.synchronize()
     return (time.perf_counter() - begin) * 1e3
 
 
-def streamed(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Milliseconds of one of a block of calls, of which only the last is waited for."""
+def time_queued_call(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """Return milliseconds of one of a block of calls, with a wait for the last only."""
     begin = time.perf_counter()
     for _ in range(BLOCK):
         run(x)
@@ -93,8 +93,8 @@ def streamed(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
     return (time.perf_counter() - begin) * 1e3 / BLOCK
 
 
-def returned(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Milliseconds until a call returns, with nothing before it on the device."""
+def time_return(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """Return milliseconds until a call returns, with an idle device before it."""
     begin = time.perf_counter()
     run(x)
     end = time.perf_counter()
@@ -102,10 +102,10 @@ def returned(run: Callable[[Tensor], Tensor], x: Tensor) -> float:
     return (end - begin) * 1e3
 
 
-CLOCKS = {"call": waited, "streamed": streamed, "host": returned}
+CLOCKS = {"call": time_waited_call, "streamed": time_queued_call, "host": time_return}
 
 
-def raced(
+def time_in_turns(
     runs: dict[str, Callable[[Tensor], Tensor]], x: Tensor, seconds: float
 ) -> dict[str, dict[str, list[float]]]:
     """Times by peer and clock, the peers in turns, each round in another order."""
@@ -130,10 +130,10 @@ def compiled(
     result = run(case.x).clone()
     torch.cuda.synchronize()
     about: dict[str, Any] = {"first result, s": round(time.monotonic() - begin, 2)}
-    about["error max, mean"] = errors(result[:FEW], exact)
+    about["error max, mean"] = relative_errors(result[:FEW], exact)
     for _ in range(WARM_UP):
         result = run(case.x).clone()
-    about["later"] = errors(result[:FEW], exact)
+    about["later"] = relative_errors(result[:FEW], exact)
     if how and how.get("backend") == "ipex":
         events = (event for report in decisions.reports() for event in report.events)
         about["capture"] = [event.reason for event in events if event.subject == NAME]
@@ -142,10 +142,10 @@ def compiled(
 
 @torch.no_grad()
 def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> bool:
-    """A row for each peer. Whether all of them are right."""
+    """Print a row for each peer; return whether all of them are right."""
     torch.compiler.reset()
-    exact = copy.deepcopy(case.model).double()(to(case.x[:FEW], torch.double))
-    allowed = [ERRORS * e for e in errors(case.model(case.x)[:FEW], exact)]
+    exact = copy.deepcopy(case.model).double()(cast_floating(case.x[:FEW], torch.double))
+    allowed = [ERRORS * e for e in relative_errors(case.model(case.x)[:FEW], exact)]
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[Tensor], Tensor]] = {}
     for peer in options.peers:
@@ -160,12 +160,12 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
         if any(not e <= a for e, a in zip(found, [*allowed, *allowed], strict=True)):
             row["failed"] = f"wrong: {allowed} is allowed, so there is no speed of it"
             del runs[peer]
-    for peer, times in raced(runs, case.x, options.seconds).items():
+    for peer, times in time_in_turns(runs, case.x, options.seconds).items():
         for clock, found in times.items():
             rows[peer][f"{clock}, ms"] = round(statistics.median(found), 4)
             rows[peer][f"{clock}, least"] = round(min(found), 4)
     for row in rows.values():
-        keep(options, about, row)
+        append_row(options, about, row)
     return not any("failed" in row for row in rows.values())
 
 
@@ -182,7 +182,7 @@ def main() -> None:
     torch._dynamo.config.automatic_dynamic_shapes = False
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()  # nobody's records, and an empty kernel cache
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-    about = known()
+    about = describe_run()
     print(json.dumps(about), flush=True)
     right = [measure(options, case, about) for case in cases(options.models)]
     sys.exit(0 if all(right) else 1)

@@ -26,8 +26,8 @@ WAYS = {"waiting": "1", "each for itself": "2"}
 CACHES_ON = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TORCHINDUCTOR_AUTOGRAD_CACHE": "1"}
 
 
-def first_output() -> None:
-    """What each of the processes does; says what it found in the cache."""
+def print_first_output() -> None:
+    """Compile in this process; print when the output is there and what the cache had."""
     torch.manual_seed(0)
     model, x = ResNet18().eval(), torch.randn(1, 3, 224, 224)
     with torch.no_grad():
@@ -39,8 +39,8 @@ def first_output() -> None:
     print(*(e.subject for r in decisions.reports() for e in r.events if e.kind == "cache"))
 
 
-def together(count: int, world: str) -> tuple[float, float, list[str]]:
-    """Processor seconds, wall seconds to the last first output, and what was found."""
+def run_processes(count: int, world: str) -> tuple[float, float, list[str]]:
+    """Return processor seconds, wall seconds to the last first output, and cache events."""
     left_out = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
     inherited = {name: value for name, value in os.environ.items() if name not in left_out}
     before, began = _processor_seconds(), time.perf_counter()
@@ -73,12 +73,12 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.child:
-        first_output()
+        print_first_output()
         return
     load, best = os.getloadavg()[0], dict.fromkeys(WAYS, (float("inf"), float("inf")))
     for _ in range(told.rounds):
         for way, world in WAYS.items():
-            cpu, wall, found = together(told.processes, world)
+            cpu, wall, found = run_processes(told.processes, world)
             print(f"{way:16} {cpu:6.1f} s of processors, {wall:5.1f} s wall: {found}", flush=True)
             best[way] = min(best[way][0], cpu), min(best[way][1], wall)
     cores, after = len(os.sched_getaffinity(0)), os.getloadavg()[0]

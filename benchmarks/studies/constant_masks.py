@@ -25,13 +25,13 @@ MODELS = {
 RULES = {"with the mask": "-constant-mask", "without": ""}
 
 
-def compiled(model: Any, rules: str) -> Any:
-    """The model under backend `ipex`, none of its graphs shared with another."""
+def compile_model(model: Any, rules: str) -> Any:
+    """Compile the model by backend `ipex`, without sharing graphs."""
     return torch.compile(model, backend="ipex", options={"strict": True, "rules": rules})
 
 
-def least(calls: dict[str, Any], ids: torch.Tensor, rounds: int) -> dict[str, float]:
-    """Processor seconds of a call, the calls taken in turns."""
+def least_times(calls: dict[str, Any], ids: torch.Tensor, rounds: int) -> dict[str, float]:
+    """Return processor seconds of a call, the calls taken in turns."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds):
         for name, call in calls.items():
@@ -58,11 +58,11 @@ def main() -> None:
             calls, results = {}, []
             with torch.no_grad():
                 for label, rules in RULES.items():
-                    calls[label] = compiled(model, rules)
+                    calls[label] = compile_model(model, rules)
                     results.append(calls[label](ids).last_hidden_state.float())
                 apart = (results[0] - results[1]).abs().max() / results[0].abs().max()
                 assert apart <= near, f"{name} {dtype}: {apart:.1e} apart"
-                seconds = least(calls, ids, args.rounds)
+                seconds = least_times(calls, ids, args.rounds)
                 torch.compiler.reset()
             before, after = seconds.values()
             print(

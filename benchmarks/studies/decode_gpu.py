@@ -25,7 +25,7 @@ from ipex_inductor.capture.policy import NAME
 from ipex_inductor.reporting import decisions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.gpu_peers import keep, known
+from common.gpu_peers import append_row, describe_run
 
 PEERS: dict[str, dict[str, Any] | None] = {
     "eager": None,
@@ -42,8 +42,8 @@ PROMPT, WARM_UP, TIMED, ROOM = 64, 28, 128, 512  # words
 FARTHER = 1.5  # than eager's logits from those in fp32
 
 
-def made(layers: int) -> tuple[Any, Any]:
-    """The model and its configuration, of the sizes of Llama 3 8B."""
+def make_model(layers: int) -> tuple[Any, Any]:
+    """Return the model and its configuration, with the sizes of Llama 3 8B."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -59,10 +59,10 @@ def made(layers: int) -> tuple[Any, Any]:
         torch.set_default_dtype(before)
 
 
-def decoded(
+def decode(
     run: Callable[..., Any], model: Any, config: Any, prompt: Tensor, words: Tensor
 ) -> tuple[Tensor, float, float]:
-    """Logits of the `words`, seconds of the first one, and words a second of the last."""
+    """Decode by one peer, as the module's docstring describes."""
     from transformers import StaticCache
 
     cache = StaticCache(config=config, max_cache_len=ROOM)
@@ -95,26 +95,26 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
-    about, right = known("transformers"), True
-    model, config = made(options.layers)
+    about, right = describe_run("transformers"), True
+    model, config = make_model(options.layers)
     prompt, words = (
         torch.randint(5, 30000, (1, count), device="cuda") for count in (PROMPT, WARM_UP + TIMED)
     )
     few = prompt, words[:, : WARM_UP + 4]
     single = copy.deepcopy(model).float()
-    exact = decoded(single, single, config, *few)[0]
+    exact = decode(single, single, config, *few)[0]
     del single
 
     def off(logits: Tensor) -> float:
         return float((logits - exact).norm() / exact.norm())
 
-    allowed = FARTHER * off(decoded(model, model, config, *few)[0])
+    allowed = FARTHER * off(decode(model, model, config, *few)[0])
     for peer in options.peers:
         torch.compiler.reset()
         decisions.clear()
         how = PEERS[peer]
         run = model if how is None else torch.compile(model, **how)
-        logits, first, speed = decoded(run, model, config, prompt, words)
+        logits, first, speed = decode(run, model, config, prompt, words)
         row: dict[str, Any] = {"model": f"llama-{options.layers}", "peer": peer}
         row |= {"off": off(logits), "allowed": allowed}
         row["first word, s"] = round(first, 1)
@@ -124,7 +124,7 @@ def main() -> None:
             row["failed"], right = "wrong", False
         events = (event for report in decisions.reports() for event in report.events)
         row["capture"] = [event.reason for event in events if event.subject == NAME]
-        keep(options, about, row)
+        append_row(options, about, row)
     sys.exit(0 if right else 1)
 
 

@@ -35,13 +35,13 @@ CASES = (
 TOLERANCE = 2e-2  # of the largest number: bf16's rounding, and that of a few hundred terms
 
 
-def filled(x: Tensor, channels: int) -> Tensor:
-    """With zeros up to so many channels."""
+def pad_channels(x: Tensor, channels: int) -> Tensor:
+    """Pad with zeros up to so many channels."""
     return F.pad(x, (0, 0, 0, 0, 0, channels - x.shape[1])).contiguous(memory_format=LAST)
 
 
-def ways(x: Tensor, weight: Tensor, window: dict[str, int]) -> dict[str, Callable[[], Tensor]]:
-    """By name, each a convolution of the same numbers."""
+def variants(x: Tensor, weight: Tensor, window: dict[str, int]) -> dict[str, Callable[[], Tensor]]:
+    """Return convolutions of equal results, by name."""
 
     def conv(x: Tensor) -> Tensor:
         return F.conv2d(x, weight, **window)
@@ -50,10 +50,10 @@ def ways(x: Tensor, weight: Tensor, window: dict[str, int]) -> dict[str, Callabl
     found: dict[str, Callable[[], Tensor]] = {"as it is": lambda: conv(x)}
     for channels in (4, 8, 16):
         if x.shape[1] < channels <= max(8, 2 * x.shape[1]):
-            wide, ready = filled(weight, channels), filled(x, channels)
+            wide, ready = pad_channels(weight, channels), pad_channels(x, channels)
 
             def copying(channels: int = channels, wide: Tensor = wide) -> Tensor:
-                return F.conv2d(filled(x, channels), wide, **window)
+                return F.conv2d(pad_channels(x, channels), wide, **window)
 
             def there(ready: Tensor = ready, wide: Tensor = wide) -> Tensor:
                 return F.conv2d(ready, wide, **window)
@@ -85,7 +85,7 @@ def main() -> None:
         window = {"stride": stride, "padding": 0 if stride == size else size // 2}
         exact = F.conv2d(x[:2].double(), weight.double(), **window)
         row: dict[str, float] = {}
-        for name, run in ways(x, weight, window).items():
+        for name, run in variants(x, weight, window).items():
             error = (run()[:2] - exact).abs().max() / exact.abs().max()
             if not error <= TOLERANCE:
                 raise ValueError(f"{name} of {channels} channels is wrong by {error:.3g}")

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.gpu_peers import keep, known
+from common.gpu_peers import append_row, describe_run
 
 PEERS: dict[str, dict[str, Any]] = {
     "inductor": {},
@@ -121,8 +121,8 @@ class Denoiser(nn.Module):
         return result
 
 
-def case(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """The net and its inputs in bf16."""
+def make_case(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return the net and its inputs in bf16."""
     torch.manual_seed(0)
     half: dict[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
     if name == "unet":
@@ -134,8 +134,8 @@ def case(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def first_step(name: str, peer: str) -> dict[str, float]:
-    """In this process."""
-    net, inputs = case(name)
+    """Measure the first step in this process."""
+    net, inputs = make_case(name)
     run = torch.compile(net, **PEERS[peer])
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -169,7 +169,7 @@ def main() -> None:
     if options.here:
         print(json.dumps(first_step(options.models[0], options.peers[0])))
         return
-    about = known("torchvision")
+    about = describe_run("torchvision")
     each = [(model, peer) for model in options.models for peer in options.peers]
     workers = str(max(1, (os.cpu_count() or 1) // len(each)))
     begun = []
@@ -182,7 +182,7 @@ def main() -> None:
     for (model, peer), process in zip(each, begun, strict=True):
         lines = process.communicate()[0].splitlines()
         found = json.loads(lines[-1]) if not process.returncode and lines else {"failed": True}
-        keep(options, about, {"model": model, "peer": peer, "at once": len(each), **found})
+        append_row(options, about, {"model": model, "peer": peer, "at once": len(each), **found})
     sys.exit(max(process.returncode for process in begun))
 
 

@@ -26,8 +26,8 @@ COLUMNS = 64  # of bf16, a line of the copy engine's
 
 
 @triton.jit
-def by_pointers(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """A program reads blocks of rows from its own place on, around the buffer."""
+def read_by_pointers(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Read blocks of rows by pointers, around the buffer from the program's own offset."""
     program = tl.program_id(0)
     sums = tl.zeros([BLOCK, WIDTH], tl.float32)
     place = tl.arange(0, BLOCK)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
@@ -39,8 +39,8 @@ def by_pointers(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def by_descriptor(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """The same by the copy engine."""
+def read_by_descriptor(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Read blocks of rows by TMA descriptors."""
     program = tl.program_id(0)
     whole = tl.make_tensor_descriptor(x, [rows, WIDTH], [WIDTH, 1], [BLOCK, WIDTH])
     sums = tl.zeros([BLOCK, WIDTH], tl.float32)
@@ -51,8 +51,8 @@ def by_descriptor(x, out, rows, turns, BLOCK: tl.constexpr, WIDTH: tl.constexpr)
     tl.store(out + program, tl.sum(sums))
 
 
-def speed(kernel, megabytes: int, block: int, each: int) -> float:
-    """TB/s in the median of seven launches, `each` programs a multiprocessor."""
+def measure_bandwidth(kernel, megabytes: int, block: int, each: int) -> float:
+    """Return TB/s, the median of seven launches with `each` programs a multiprocessor."""
     rows = (megabytes << 20) // (2 * COLUMNS) // block * block
     x = torch.randn(rows, COLUMNS, device="cuda").bfloat16()
     programs = each * torch.cuda.get_device_properties(0).multi_processor_count
@@ -74,10 +74,10 @@ def main(file: Path | None) -> None:
     triton.set_allocator(lambda size, *_: torch.empty(size, device="cuda", dtype=torch.int8))
     device = str(target.current("cuda"))
     print(f"{device}, torch {torch.__version__}; TB/s, best of blocks of rows x programs")
-    for kernel, megabytes in product((by_pointers, by_descriptor), BUFFERS):
+    for kernel, megabytes in product((read_by_pointers, read_by_descriptor), BUFFERS):
         name = kernel.fn.__name__
         found = {
-            (block, each): speed(kernel, megabytes, block, each)
+            (block, each): measure_bandwidth(kernel, megabytes, block, each)
             for block, each in product((32, 64, 128), (1, 2, 4, 8))
             if block * each <= 512  # what shared memory holds of four stages
         }

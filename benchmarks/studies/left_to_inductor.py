@@ -22,65 +22,65 @@ REPEAT, ROUNDS = 16, 40
 
 
 def add_layer_norm(x: Tensor, y: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Residual and layer norm."""
+    """Add a residual and normalize by layer norm."""
     return F.layer_norm(x + y, x.shape[-1:], w, b)
 
 
 def add_rms_norm(x: Tensor, y: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Residual and RMS norm, as language models write it."""
+    """Add a residual and normalize by RMS norm, as language models write it."""
     hidden = (x + y).float()
     return w * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
 def embedding_layer_norm(table: Tensor, tokens: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    """Embedding and layer norm."""
+    """Look up an embedding and normalize by layer norm."""
     return F.layer_norm(F.embedding(tokens, table), w.shape, w, b)
 
 
 def div_add_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Scores scaled, masked, normalised."""
+    """Scale scores, add a mask and apply softmax."""
     return F.softmax(scores / 8.0 + mask, -1)
 
 
 def shuffle(x: Tensor) -> Tensor:
-    """Channel shuffle: view, transpose, contiguous, view."""
+    """Shuffle channels: view, transpose, contiguous, view."""
     b, c, h, w = x.shape
     return x.view(b, 2, c // 2, h, w).transpose(1, 2).contiguous().view(b, c, h, w)
 
 
 def bmm_bias_gelu(bias: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """A batched linear layer with bias and GELU."""
+    """Apply a batched linear layer with bias and GELU."""
     return F.gelu(torch.baddbmm(bias, x, w))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention by hand with an added mask, in none of the forms that Inductor knows."""
+    """Compute attention by hand with an added mask, in a form that Inductor does not match."""
     return F.softmax(q @ k.transpose(-1, -2) * 0.125 + mask, -1) @ v
 
 
 def filled_attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
-    """Attention by hand with masked scores replaced."""
+    """Compute attention by hand with masked scores replaced."""
     scores = q @ k.transpose(-1, -2) * 0.125
     return F.softmax(torch.where(keep > 0, scores, torch.finfo(q.dtype).min), -1) @ v
 
 
-def kernel(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """What the rule makes of `attention`."""
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Compute `attention` as the rule rewrites it."""
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
-def filled_kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
-    """What the rule makes of `filled_attention`."""
+def fused_filled_attention(q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+    """Compute `filled_attention` as the rule rewrites it."""
     mask = torch.where(keep > 0, keep.new_zeros(()), torch.finfo(q.dtype).min)
     return F.scaled_dot_product_attention(q, k, v, mask)
 
 
 # What the library has for a case, where that is not the case itself in eager mode.
-LIBRARY = {attention: kernel, filled_attention: filled_kernel}
+LIBRARY = {attention: fused_attention, filled_attention: fused_filled_attention}
 
 
 def cases(dtype: torch.dtype) -> Iterator[tuple[Callable[..., Tensor], list[tuple[Tensor, ...]]]]:
-    """Each function with REPEAT sets of inputs, sized as BERT-base and ShuffleNet have them."""
+    """Yield each function with REPEAT sets of inputs, sized as in BERT-base and ShuffleNet."""
 
     def of(*shapes: tuple[int, ...]) -> list[tuple[Tensor, ...]]:
         return [tuple(torch.randn(s).to(dtype) for s in shapes) for _ in range(REPEAT)]

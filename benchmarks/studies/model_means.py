@@ -42,8 +42,8 @@ COLUMNS = (
 Run = dict[str, dict[str, Any]]  # the row of each peer that has a speed
 
 
-def runs_of(file: str, benchmark: bool) -> Iterator[Run]:
-    """In the order they were run, with cuDNN's timing or without; a run begins with eager."""
+def read_runs(file: str, benchmark: bool) -> Iterator[Run]:
+    """Return runs in order, with cuDNN's timing or without; a run begins with eager."""
     runs: dict[tuple[str, int], list[Run]] = {}
     for row in map(json.loads, (RESULTS / file).read_text().splitlines()):
         if row.keys() & {"dtype", "layout"} or ("--cudnn-benchmark" in row["command"]) != benchmark:
@@ -57,52 +57,58 @@ def runs_of(file: str, benchmark: bool) -> Iterator[Run]:
         yield from filter(None, several)
 
 
-def about(run: Run) -> dict[str, Any]:
-    """What its rows have in common, in one of them."""
+def common_facts(run: Run) -> dict[str, Any]:
+    """Return the facts that a run's rows share."""
     return next(iter(run.values()))
 
 
-def fastest(run: Run, peers: Iterable[str]) -> dict[str, Any]:
-    """The row of the fastest of them, of which it has one."""
+def fastest_row(run: Run, peers: Iterable[str]) -> dict[str, Any]:
+    """Return the row of the fastest of these peers, of those that the run has."""
     return min((run[p] for p in peers if p in run), key=lambda row: float(row["median, ms"]))
 
 
-def ratio(run: Run) -> float:
-    """Theirs over ours."""
-    return float(fastest(run, THEIRS)["median, ms"] / fastest(run, OURS)["median, ms"])
+def speed_ratio(run: Run) -> float:
+    """Return Inductor's time over ours."""
+    return float(fastest_row(run, THEIRS)["median, ms"] / fastest_row(run, OURS)["median, ms"])
 
 
-def by_model(benchmark: bool) -> dict[tuple[str, int], list[Run]]:
-    """The runs that have both, oldest first, a model of two libraries under one name."""
+def group_by_model(benchmark: bool) -> dict[tuple[str, int], list[Run]]:
+    """Return the runs that have both sides, oldest first; a model of two libraries has one name."""
     found: dict[tuple[str, int], list[Run]] = {}
-    for run in (r for file in ("vision.jsonl", "nlp.jsonl") for r in runs_of(file, benchmark)):
+    for run in (r for file in ("vision.jsonl", "nlp.jsonl") for r in read_runs(file, benchmark)):
         if run.keys() & set(OURS) and run.keys() & set(THEIRS):
-            model, batch = about(run)["model"], about(run)["batch"]
+            model, batch = common_facts(run)["model"], common_facts(run)["batch"]
             found.setdefault((SAME.get(model, model), batch), []).append(run)
-    return {key: sorted(runs, key=lambda run: about(run)["date"]) for key, runs in found.items()}
+    return {
+        key: sorted(runs, key=lambda run: common_facts(run)["date"]) for key, runs in found.items()
+    }
 
 
-def counted(runs: list[Run]) -> Run:
-    """The last with max-autotune, else the last."""
+def select_run(runs: list[Run]) -> Run:
+    """Return the last run with max-autotune, else the last."""
     return ([run for run in runs if "max-autotune" in run] or runs)[-1]
 
 
-def said(run: Run) -> str:
-    """What a ratio is of."""
-    theirs, ours = fastest(run, THEIRS), fastest(run, OURS)
+def describe_ratio(run: Run) -> str:
+    """Return the peers, GPU and day of a ratio."""
+    theirs, ours = fastest_row(run, THEIRS), fastest_row(run, OURS)
     gpu = ours["device"].split(":")[-1].removeprefix("NVIDIA-").split("-")[0]
     only = "" if "max-autotune" in run else ", no max-autotune"
     return f"{theirs['peer']} / {ours['peer']}, {gpu}, {ours['date']}{only}"
 
 
-def means(benchmark: bool) -> None:
-    """Print each, and their geometric means."""
-    runs = {key: of for key, of in by_model(benchmark).items() if key[1] in (1, 64)}
-    found = {key: ratio(counted(of)) for key, of in runs.items()}
+def print_means(benchmark: bool) -> None:
+    """Print each ratio, and their geometric means."""
+    runs = {key: of for key, of in group_by_model(benchmark).items() if key[1] in (1, 64)}
+    found = {key: speed_ratio(select_run(of)) for key, of in runs.items()}
     for (model, batch), each in sorted(found.items()):
         of = runs[model, batch]
-        other = "" if of[-1] is counted(of) else f"; the last {ratio(of[-1]):.3f}, {said(of[-1])}"
-        print(f"{model:34} {batch:3} {each:6.3f}  {said(counted(of))}{other}")
+        other = (
+            ""
+            if of[-1] is select_run(of)
+            else f"; the last {speed_ratio(of[-1]):.3f}, {describe_ratio(of[-1])}"
+        )
+        print(f"{model:34} {batch:3} {each:6.3f}  {describe_ratio(select_run(of))}{other}")
     nets = [r for (m, b), r in found.items() if b == 64 and not m.startswith(TRANSFORMERS)]
     others = [
         r
@@ -120,13 +126,13 @@ def means(benchmark: bool) -> None:
         print(f"{name}: {len(ratios)}, mean {geometric_mean(ratios):.3f}, least {min(ratios):.3f}")
 
 
-def in_timms_columns(file: Path, benchmark: bool) -> None:
-    """The last run of each vision model at each batch, as a table."""
+def timm_table(file: Path, benchmark: bool) -> None:
+    """Return the last run of each vision model at each batch, as a table."""
     from vision import PIXELS, millions
 
     last: dict[tuple[str, int], Run] = {}
-    for run in runs_of("vision.jsonl", benchmark):
-        last[about(run)["model"], about(run)["batch"]] = run
+    for run in read_runs("vision.jsonl", benchmark):
+        last[common_facts(run)["model"], common_facts(run)["batch"]] = run
     with file.open("w", newline="") as out:
         table = csv.writer(out, lineterminator="\n")
         table.writerow(COLUMNS.split(","))
@@ -144,9 +150,9 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write this table, and no means")
     options = parser.parse_args()
     if options.csv:
-        in_timms_columns(options.csv, options.cudnn_benchmark)
+        timm_table(options.csv, options.cudnn_benchmark)
     else:
-        means(options.cudnn_benchmark)
+        print_means(options.cudnn_benchmark)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ TURNING = 0.01  # seconds that OpenMP's threads may, after a step, on cores that
 
 
 def resnet50() -> Iterator[tuple[int, ...]]:
-    """The 161 parameters of ResNet-50."""
+    """Return the shapes of ResNet-50's 161 parameters."""
     yield from ((64, 3, 7, 7), (64,), (64,))
     entering = 64
     for width, depth in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -59,7 +59,7 @@ def resnet50() -> Iterator[tuple[int, ...]]:
 
 
 def bert() -> Iterator[tuple[int, ...]]:
-    """The 199 parameters of BERT-base."""
+    """Return the shapes of BERT-base's 199 parameters."""
     yield from ((30522, 768), (512, 768), (2, 768), (768,), (768,))
     for _ in range(12):
         yield from [(768, 768), (768,)] * 4
@@ -70,8 +70,8 @@ def bert() -> Iterator[tuple[int, ...]]:
 MODELS = {"resnet50": resnet50, "bert": bert}
 
 
-def made(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Parameter]:
-    """Parameters of these shapes with a gradient each."""
+def make_parameters(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Parameter]:
+    """Return parameters of these shapes with a gradient each."""
     params = [nn.Parameter((0.1 * torch.randn(shape)).to(dtype)) for shape in shapes]
     for param in params:
         param.grad = 0.01 * torch.randn_like(param)
@@ -79,27 +79,29 @@ def made(shapes: list[tuple[int, ...]], dtype: torch.dtype) -> list[nn.Parameter
 
 
 def candidates(name: str, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> dict[str, Step]:
-    """Of one optimizer on plain parameters."""
+    """Return the candidates of one optimizer on plain parameters."""
     kind, options = STEPS[name]
     peers = {"unfused": {}} if name in OURS_ALONE else {"foreach": {"foreach": True}}
     if name not in OURS_ALONE:
         peers["torch fused"] = {"fused": True}
-    ours = kind(made(shapes, dtype), **options)
+    ours = kind(make_parameters(shapes, dtype), **options)
     assert fuse_step(ours) is None
-    theirs = {n: kind(made(shapes, dtype), **options, **more).step for n, more in peers.items()}
+    theirs = {
+        n: kind(make_parameters(shapes, dtype), **options, **more).step for n, more in peers.items()
+    }
     return {**theirs, "ours": ours.step}
 
 
-def low_precision(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Step]:
-    """Of one optimizer, for bf16 parameters whose full precision is kept."""
+def low_precision_candidates(name: str, shapes: list[tuple[int, ...]]) -> dict[str, Step]:
+    """Return the candidates of one optimizer for bf16 parameters in full precision."""
     kind, options = STEPS[name]
-    model = nn.ParameterList(made(shapes, torch.float32))
+    model = nn.ParameterList(make_parameters(shapes, torch.float32))
     ours = kind(model.parameters(), **options)
     assert fuse_step(ours) is None
     attach_master_weights(model, ours, list(model), torch.bfloat16, split=True)
     for param in model:
         param.grad = (0.01 * torch.randn(param.shape)).bfloat16()
-    low = made(shapes, torch.bfloat16)
+    low = make_parameters(shapes, torch.bfloat16)
     masters = [nn.Parameter(param.detach().float()) for param in low]
     theirs = kind(masters, **options, fused=True)
 
@@ -119,14 +121,14 @@ def every(shapes: list[tuple[int, ...]]) -> Iterator[tuple[str, str, dict[str, S
         for dtype in (torch.float32, torch.bfloat16):
             yield name, str(dtype)[6:], candidates(name, shapes, dtype)
     for name in ("AdamW", "SGD", "Adagrad"):
-        yield name, "bf16, fp32 kept", low_precision(name, shapes)
+        yield name, "bf16, fp32 kept", low_precision_candidates(name, shapes)
 
 
 def check(name: str) -> None:
-    """Five steps against torch's own in fp64; fp32 within what rounding may do to them."""
+    """Check five steps against torch's in fp64; fp32 within its rounding."""
     kind, options = STEPS[name]
     shapes = [(257, 33), (1,), (5, 3, 3, 3)]
-    mine = made(shapes, torch.float32)
+    mine = make_parameters(shapes, torch.float32)
     exact = [nn.Parameter(param.detach().double()) for param in mine]
     ours, theirs = kind(mine, **options), kind(exact, **options)
     assert fuse_step(ours) is None
@@ -140,8 +142,10 @@ def check(name: str) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6)
 
 
-def race(steps: dict[str, Step], rounds: int, pause: float = 0.0) -> dict[str, tuple[float, float]]:
-    """Median and minimum of each, in ms, each after so many seconds of nothing."""
+def time_in_turns(
+    steps: dict[str, Step], rounds: int, pause: float = 0.0
+) -> dict[str, tuple[float, float]]:
+    """Return median and minimum of each, in ms, each after a pause of some seconds."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 3):
         for name, step in steps.items():
@@ -165,7 +169,7 @@ def main(params: str, rounds: int, sycl: bool, file: Path | None) -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; ms, median (minimum)")
     rows = []
     for name, form, steps in every(shapes):
-        found = race(steps, rounds, TURNING * sycl)
+        found = time_in_turns(steps, rounds, TURNING * sycl)
         *_, peer, ours = found.values()
         cells = "  ".join(f"{n} {m:.2f} ({least:.2f})" for n, (m, least) in found.items())
         ratio = f"{peer[0] / ours[0]:.2f} ({peer[1] / ours[1]:.2f})"

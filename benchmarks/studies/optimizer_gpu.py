@@ -46,7 +46,7 @@ TILES = ((512, 2), (512, 4), (1024, 2), (1024, 4), (1024, 8), (2048, 4), (2048, 
 
 
 def llama(vocabulary: int, width: int, layers: int, keys: int, hidden: int) -> Iterator[tuple]:
-    """The parameters of a Llama."""
+    """Return the shapes of a Llama's parameters."""
     yield (vocabulary, width)
     for _ in range(layers):
         yield from ((width, width), (keys, width), (keys, width), (width, width))
@@ -55,7 +55,7 @@ def llama(vocabulary: int, width: int, layers: int, keys: int, hidden: int) -> I
 
 
 def vit_l() -> Iterator[tuple]:
-    """The parameters of ViT-L/16."""
+    """Return the shapes of ViT-L/16's parameters."""
     yield from ((1, 1, 1024), (1, 197, 1024), (1024, 3, 16, 16), (1024,))
     for _ in range(24):
         yield from ((1024,), (1024,), (3072, 1024), (3072,), (1024, 1024), (1024,))
@@ -84,15 +84,15 @@ CASES = [
 
 
 def params(name: str, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
-    """With a gradient each."""
+    """Return parameters with a gradient each."""
     made = [nn.Parameter(torch.full(s, 0.1, device="cuda", dtype=dtype)) for s in LISTS[name]()]
     for param in made:
         param.grad = torch.full_like(param, 0.01)
     return made
 
 
-def moved(optimizer: str, form: str) -> int:
-    """Bytes a parameter: of itself and its states read and written, of the gradient read.
+def bytes_moved(optimizer: str, form: str) -> int:
+    """Return bytes a parameter: it and its states read and written, its gradient read.
 
     Lamb reads all but the gradient twice, Lars the parameter and the gradient. Around a step,
     gradients are read for their norm, read again, and zeroed.
@@ -107,7 +107,7 @@ def moved(optimizer: str, form: str) -> int:
 
 
 def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Callable[[], Step]]]:
-    """What makes the step of each."""
+    """Return functions that make the step of each candidate."""
     kind, options = STEPS[optimizer]
     if form == "around":
         yield "torch, one after the other", lambda: separate(kind(params(name), fused=True))
@@ -123,7 +123,7 @@ def candidates(name: str, optimizer: str, form: str) -> Iterator[tuple[str, Call
         yield "foreach", lambda: kind(params(name, dtype), **options, foreach=True).step
         if optimizer != "Adagrad":  # torch 2.11 has no fused one for GPUs
             yield "torch fused", lambda: kind(params(name, dtype), **options, fused=True).step
-        yield "compiled", lambda: compiled(kind(params(name, dtype), **options, foreach=True))
+        yield "compiled", lambda: compile_step(kind(params(name, dtype), **options, foreach=True))
         yield "ours", lambda: ours(kind(params(name, dtype), **options))
         if optimizer == "AdamW":
             yield "ours, fused=True", lambda: ours(kind(params(name, dtype), **options, fused=True))
@@ -206,8 +206,8 @@ def ours(optimizer) -> Step:
     return optimizer.step
 
 
-def compiled(optimizer) -> Step:
-    """Its step by Inductor, after the `first`, which took so many seconds."""
+def compile_step(optimizer) -> Step:
+    """Return the step by Inductor after its first, and the first step's seconds."""
     torch._dynamo.reset()
     step = torch.compile(optimizer.step)
     began = time.perf_counter()
@@ -218,8 +218,8 @@ def compiled(optimizer) -> Step:
     return step
 
 
-def timed(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
-    """Medians of device and host, in ms."""
+def time_steps(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]:
+    """Return medians of device and host, in ms."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for number in range(rounds + 3):
@@ -238,15 +238,15 @@ def timed(steps: dict[str, Step], rounds: int) -> dict[str, tuple[float, float]]
 
 
 def copy_bandwidth() -> float:
-    """Bytes read and written a second."""
+    """Return bytes that a copy reads and writes a second."""
     source = torch.empty(1 << 32, dtype=torch.uint8, device="cuda")
     target_ = torch.empty_like(source)
-    (found,) = timed({"copy": lambda: target_.copy_(source)}, 10).values()
+    (found,) = time_steps({"copy": lambda: target_.copy_(source)}, 10).values()
     return 2 * len(source) / (1e-3 * found[0])
 
 
-def race(name: str, optimizer: str, form: str, rounds: int, copied: float) -> dict:
-    """One case: a row."""
+def measure_case(name: str, optimizer: str, form: str, rounds: int, copied: float) -> dict:
+    """Return the row of one case."""
     count = sum(torch.Size(shape).numel() for shape in LISTS[name]())
     makers = dict(candidates(name, optimizer, form))
     together = count < 4e9
@@ -254,11 +254,13 @@ def race(name: str, optimizer: str, form: str, rounds: int, copied: float) -> di
     for chosen in [list(makers)] if together else [[n] for n in makers]:
         steps = {n: makers[n]() for n in chosen}
         first |= {n: step.first for n, step in steps.items() if hasattr(step, "first")}
-        found |= timed(steps, rounds)
+        found |= time_steps(steps, rounds)
         del steps  # and the memory of these parameters, before there are others
         gc.collect()  # an optimizer is in a cycle with its step
         torch.cuda.empty_cache()
-    share = {n: count * moved(optimizer, form) / (1e-3 * t[0]) / copied for n, t in found.items()}
+    share = {
+        n: count * bytes_moved(optimizer, form) / (1e-3 * t[0]) / copied for n, t in found.items()
+    }
     cells = "  ".join(
         f"{n} {device:.3f}/{host:.3f} ({share[n]:.1%})" for n, (device, host) in found.items()
     )
@@ -273,8 +275,8 @@ def race(name: str, optimizer: str, form: str, rounds: int, copied: float) -> di
     }
 
 
-def tiles(rounds: int, copied: float) -> None:
-    """Blocks and warps of ours; a chunk has as many blocks as ever (`blocks_of`)."""
+def try_tiles(rounds: int, copied: float) -> None:
+    """Time blocks and warps of our step; a chunk keeps its number of blocks (`blocks_of`)."""
     for optimizer, form in (
         *(("SGD", form) for form in ("bf16", "fp32", "split")),
         *(("AdamW", form) for form in ("bf16", "fp32", "split")),
@@ -286,11 +288,11 @@ def tiles(rounds: int, copied: float) -> None:
             step_cuda.WITH_NORMS = ((math.inf, *tile),)
             launch_groups_cuda._kernel_of.cache_clear()
             makers = dict(candidates("llama-1b", optimizer, form))
-            found = timed({n: makers[n]() for n in makers if n in OURS}, rounds)
+            found = time_steps({n: makers[n]() for n in makers if n in OURS}, rounds)
             gc.collect()  # an optimizer is in a cycle with its step
             torch.cuda.empty_cache()
             shares = (
-                f"{n} {count * moved(optimizer, form) / (1e-3 * device) / copied:.1%}"
+                f"{n} {count * bytes_moved(optimizer, form) / (1e-3 * device) / copied:.1%}"
                 for n, (device, _) in found.items()
             )
             print(f"{optimizer} {form} {tile}: {'  '.join(shares)}", flush=True)
@@ -315,7 +317,7 @@ print(time.perf_counter() - began)
 
 
 def first_steps() -> dict[str, float]:
-    """Seconds of the first step of ResNet-50's AdamW in a fresh process."""
+    """Return seconds of the first step of ResNet-50's AdamW in a fresh process."""
     found = {}
     with tempfile.TemporaryDirectory() as home:
         for told, own in (("cold", 1), ("from the cache", 1), ("torch foreach", 0)):
@@ -326,8 +328,8 @@ def first_steps() -> dict[str, float]:
     return found
 
 
-def norm_tiles(rounds: int, copied: float) -> None:
-    """Blocks, turns and warps of the reading of gradients."""
+def try_norm_tiles(rounds: int, copied: float) -> None:
+    """Time blocks, turns and warps of the norm of gradients."""
     count = sum(torch.Size(shape).numel() for shape in LISTS["llama-1b"]())
     for dtype in (torch.float32, torch.bfloat16):
         grads = [p.grad for p in params("llama-1b", dtype)]
@@ -349,7 +351,7 @@ def norm_tiles(rounds: int, copied: float) -> None:
             }
             cells = (
                 f"{n} {count * dtype.itemsize / (1e-3 * t[0]) / copied:.1%}"
-                for n, t in timed(steps, rounds).items()
+                for n, t in time_steps(steps, rounds).items()
             )
             print(f"{dtype} {block} x {turns}, {warps} warps: {'  '.join(cells)}", flush=True)
 
@@ -362,8 +364,8 @@ def main(rounds: int, only_tiles: bool, file: Path | None, only: str) -> None:
     print(f"{target.current('cuda')}, torch {torch.__version__}; a copy: {copied / 1e12:.3f} TB/s")
     print("median ms of the device / of the host (share of the copy's bandwidth)")
     if only_tiles:
-        norm_tiles(rounds, copied)
-        tiles(rounds, copied)
+        try_norm_tiles(rounds, copied)
+        try_tiles(rounds, copied)
         return
     words = [word for word in sys.argv[1:] if word not in ("--json", str(file))]
     said = {
@@ -381,7 +383,7 @@ def main(rounds: int, only_tiles: bool, file: Path | None, only: str) -> None:
 
     for case in CASES:
         if not only or only in case:
-            keep(race(*case, rounds, copied))
+            keep(measure_case(*case, rounds, copied))
     first = first_steps()
     print("first step, ResNet-50, s: " + ", ".join(f"{n} {t:.3f}" for n, t in first.items()))
     keep({"first step, s": first})

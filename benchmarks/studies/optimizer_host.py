@@ -83,8 +83,8 @@ class Room:
         return self._address
 
 
-def stand_in() -> None:
-    """Have plans made for a GPU, whose driver does nothing."""
+def stub_driver() -> None:
+    """Build plans for a GPU whose driver does nothing."""
     driver = load(lambda: DRIVER, pairs({"template": "no driver"}), portable=True)
     cuda._driver = lambda: driver
 
@@ -106,13 +106,13 @@ def stand_in() -> None:
     batches.chunks_of = lambda blocks, device: torch.zeros(len(blocks), 2, dtype=torch.int32)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """As it is."""
+def keep_whole(tensor: Tensor) -> Tensor:
+    """Return the tensor unchanged."""
     return tensor
 
 
-def cutter(device: str) -> Callable[[Tensor], Tensor]:
-    """What cuts a tensor in a mesh of this process."""
+def make_sharder(device: str) -> Callable[[Tensor], Tensor]:
+    """Return a function that shards a tensor in a mesh of this process."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -129,7 +129,7 @@ def steps(
     """Parameters of each candidate, and its step."""
     made = {}
     names = ["ours", "ours, clipped", "torch fused"][: 3 if device == "cuda" else 1]
-    for name in [*names, *["torch foreach"] * (cut is not whole)]:
+    for name in [*names, *["torch foreach"] * (cut is not keep_whole)]:
         # On the host the addresses count, not what is there.
         shapes = (s if device == "cuda" else tuple(min(n, 8) for n in s) for s in resnet50())
         params = [nn.Parameter(cut(torch.full(s, 0.1, device=device))) for s in shapes]
@@ -151,10 +151,10 @@ def backward(params: list[nn.Parameter]) -> None:
     torch.autograd.backward(made, [torch.ones_like(each) for each in made])
 
 
-def race(
+def measure(
     device: str, cut: Callable[[Tensor], Tensor], anew: bool, cold: bool, rounds: int
 ) -> dict[str, tuple[float, float]]:
-    """Median and minimum of each, in us."""
+    """Time the steps in turns and print a row."""
     far = torch.zeros(COLD // 8, dtype=torch.int64)
     candidates = steps(device, cut)
     for params, _ in candidates.values():
@@ -180,16 +180,16 @@ def race(
 def main(rounds: int, shards: bool, file: Path | None) -> None:
     """Race, print."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    cut = cutter(device) if shards else whole
+    cut = make_sharder(device) if shards else keep_whole
     if device == "cpu":
-        stand_in()
+        stub_driver()
     torch.set_num_threads(1)
     print(
         f"{target.current(torch.device(device))}, torch {torch.__version__}; us, median (minimum)"
     )
     for anew in (False, True):
         for cold in (False, True):
-            found = race(device, cut, anew, cold, rounds)
+            found = measure(device, cut, anew, cold, rounds)
             form = f"gradients {'anew' if anew else 'kept'}, caches {'cold' if cold else 'warm'}"
             cells = "  ".join(f"{n} {m:.0f} ({least:.0f})" for n, (m, least) in found.items())
             print(f"{form:27} {cells}", flush=True)

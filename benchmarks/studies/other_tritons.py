@@ -96,8 +96,8 @@ class Made:
         return pointers | dict.fromkeys(dict(self.constants), "constexpr")
 
 
-def winners() -> list[tuple[Problem, Choice]]:
-    """Problems of the package's table that a template of ours won."""
+def template_winners() -> list[tuple[Problem, Choice]]:
+    """Return problems of the shipped table that a template of ours won."""
     chosen = []
     for key, measured in pool(Records(select.SHIPPED)).items():
         problem, best = decode_problem(key), measured.best()
@@ -112,31 +112,31 @@ def winners() -> list[tuple[Problem, Choice]]:
     return sorted(chosen, key=lambda each: (each[1].name, str(each[0])))
 
 
-def tensor(operand: Operand, device: str) -> torch.Tensor:
-    """Of that layout, random."""
+def random_tensor(operand: Operand, device: str) -> torch.Tensor:
+    """Return a random tensor of that layout."""
     dtype = getattr(torch, operand.dtype)
     made = torch.empty_strided(operand.shape, operand.stride, dtype=dtype, device=device)
     return made if device == "meta" else made.normal_()
 
 
-def made(problem: Problem, choice: Choice, device: str) -> Made:
-    """The kernel of that choice on operands there."""
+def render_kernel(problem: Problem, choice: Choice, device: str) -> Made:
+    """Return the kernel of that choice on operands of that device."""
     kind = choice.name.rsplit(".", 1)[1]
     values = choice.parameters
-    operands = [tensor(operand, device) for operand in problem.operands]
+    operands = [random_tensor(operand, device) for operand in problem.operands]
     if kind == "few_rows":
-        return product(operands, values)
+        return skinny_case(operands, values)
     if kind.startswith("shortcut"):
         return ending(operands, problem.constants["stride"], kind.split("_")[1], values)
     tile_of = TILES[kind].Tile
     tile = tile_of(*(values[f.name] for f in fields(tile_of)))
     if kind == "stem_weight":
-        return gradient(operands, problem.constants, tile, values)
-    return window(kind, operands[:2], problem.constants, tile)
+        return gradient_case(operands, problem.constants, tile, values)
+    return window_case(kind, operands[:2], problem.constants, tile)
 
 
-def fitting(kind: str, tile: Any, terms: int) -> int:
-    """Programs that run at once, where a template takes as many."""
+def resident_programs(kind: str, tile: Any, terms: int) -> int:
+    """Return the number of programs that run at once, if the template takes it."""
     known = target.find_target(TABLE)
     if kind == "streamed":
         each = tile.fitting(known.shared_memory, terms, 2, True)
@@ -147,8 +147,8 @@ def fitting(kind: str, tile: Any, terms: int) -> int:
     return known.multiprocessors * max(1, each)
 
 
-def window(kind: str, operands: list[torch.Tensor], given: Any, tile: Any) -> Made:
-    """A convolution or a linear layer, which is one of single pixels."""
+def window_case(kind: str, operands: list[torch.Tensor], given: Any, tile: Any) -> Made:
+    """Return the case of a convolution, or of a linear layer as a 1x1 convolution."""
     x, weight = operands
     if weight.dim() == 2:
         x = x.reshape(-1, x.shape[-1])[:, :, None, None]
@@ -159,7 +159,7 @@ def window(kind: str, operands: list[torch.Tensor], given: Any, tile: Any) -> Ma
     case = {"tile": [*vars(tile).values()], "groups": given["groups"], "last": True}
     case["template"] = kind
     if kind in ("streamed", "persistent", "boxes"):
-        case["programs"] = fitting(kind, tile, weight.shape[1])
+        case["programs"] = resident_programs(kind, tile, weight.shape[1])
     text, constants, factor, grid = READY[kind](x, weight, case, **around)
 
     def exact() -> torch.Tensor:
@@ -223,8 +223,10 @@ def ending(
     return Made(rendered, names, grid, tile.num_warps, stages, exact, lambda: out, ROUNDED)
 
 
-def gradient(operands: list[torch.Tensor], given: Any, tile: Any, values: dict[str, Any]) -> Made:
-    """A stem's weight's gradient, in parts."""
+def gradient_case(
+    operands: list[torch.Tensor], given: Any, tile: Any, values: dict[str, Any]
+) -> Made:
+    """Return the case of a small-channel convolution's weight gradient, in parts."""
     from ipex_inductor.ops.conv.conv_weight import ALONE
     from ipex_inductor.ops.conv.small_channel import from_matrix, runs
 
@@ -256,8 +258,8 @@ def gradient(operands: list[torch.Tensor], given: Any, tile: Any, values: dict[s
     return Made(rendered, names, grid, tile.num_warps, tile.num_stages, exact, found, ADDED)
 
 
-def product(operands: list[torch.Tensor], values: dict[str, Any]) -> Made:
-    """Few rows."""
+def skinny_case(operands: list[torch.Tensor], values: dict[str, Any]) -> Made:
+    """Return the case of a skinny GEMM."""
     x, weight = operands[0].reshape(-1, operands[0].shape[-1]), operands[1]
     (rows, size), columns = x.shape, len(weight)
     tile = skinny.Tile(**values)
@@ -285,16 +287,16 @@ def product(operands: list[torch.Tensor], values: dict[str, Any]) -> Made:
     )
 
 
-def described(kernel: Made) -> str:
-    """A line of what is compiled."""
+def describe_kernel(kernel: Made) -> str:
+    """Return a kernel's line for the compiling program."""
     about = {"text": kernel.text, "function": kernel.function, "arch": 90}
     about |= {"signature": kernel.signature, "constants": dict(kernel.constants)}
     return json.dumps(about | {"warps": kernel.warps, "stages": kernel.stages})
 
 
 def build(folder: Path, tritons: list[Path]) -> None:
-    """Machine code of every kernel by every Triton."""
-    lines = [described(made(*each, "meta")) for each in winners()]
+    """Compile every kernel by every Triton."""
+    lines = [describe_kernel(render_kernel(*each, "meta")) for each in template_winners()]
 
     def compiled(path: Path) -> str:
         place = folder / path.name
@@ -343,8 +345,8 @@ class Loaded:
         cuda._call("cuLaunchKernel", self._function, *size, stream, self._pointers, None)
 
 
-def graph_of(kernel: Loaded) -> torch.cuda.CUDAGraph:
-    """Several calls of it."""
+def capture_calls(kernel: Loaded) -> torch.cuda.CUDAGraph:
+    """Capture several calls in a graph."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(CALLS):
@@ -352,8 +354,8 @@ def graph_of(kernel: Loaded) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def timed(graphs: list[torch.cuda.CUDAGraph], rounds: int) -> list[float]:
-    """The medians of a call, in turns, in microseconds."""
+def time_in_turns(graphs: list[torch.cuda.CUDAGraph], rounds: int) -> list[float]:
+    """Return the medians of a call, in turns, in microseconds."""
     times: list[list[float]] = [[] for _ in graphs]
     for _ in range(rounds):
         for graph, taken in zip(graphs, times, strict=True):
@@ -370,8 +372,8 @@ def raced(
     problem: Problem, choice: Choice, codes: dict[str, tuple[bytes, Any]], rounds: int
 ) -> list[dict[str, Any]]:
     """A row for each Triton."""
-    kernel = made(problem, choice, "cuda")
-    digest = hashlib.sha256(described(kernel).encode()).hexdigest()
+    kernel = render_kernel(problem, choice, "cuda")
+    digest = hashlib.sha256(describe_kernel(kernel).encode()).hexdigest()
     wanted = kernel.wanted()
     rows, graphs, first = [], [], None
     for triton, (cubin, about) in codes.items():
@@ -395,8 +397,10 @@ def raced(
         row |= {"registers": call.registers, "spills": call.spills, "shared": about["shared"]}
         if not row["error"] <= kernel.allowed:
             row["wrong"] = "its values"
-        graphs.append((row, call, graph_of(call)))  # which reads memory of the call
-    for (row, *_), taken in zip(graphs, timed([g for *_, g in graphs], rounds), strict=True):
+        graphs.append((row, call, capture_calls(call)))  # which reads memory of the call
+    for (row, *_), taken in zip(
+        graphs, time_in_turns([g for *_, g in graphs], rounds), strict=True
+    ):
         row |= {"median, us": round(taken, 2), "rounds": rounds}
     return rows
 
@@ -415,7 +419,7 @@ def use(folder: Path, rounds: int, file: Path | None) -> None:
         "command": "python -m benchmarks other_tritons use FOLDER",
     }
     found = []
-    for number, (problem, choice) in enumerate(winners()):
+    for number, (problem, choice) in enumerate(template_winners()):
         codes = {}
         for place, rows in tritons:
             row, cubin = rows[number], place / f"{number}.cubin"
@@ -429,11 +433,11 @@ def use(folder: Path, rounds: int, file: Path | None) -> None:
     if file:
         with file.open("a") as out:
             out.writelines(json.dumps({**about, **row}) + "\n" for row in found)
-    summary(found)
+    summarize(found)
 
 
-def summary(found: list[dict[str, Any]]) -> None:
-    """By Triton and template: how many, how many wrong, and speed beside the first Triton."""
+def summarize(found: list[dict[str, Any]]) -> None:
+    """Return counts, errors and relative speed by Triton and template."""
     first = {}
     for row in found:
         if "median, us" in row and "wrong" not in row:

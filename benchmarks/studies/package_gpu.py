@@ -31,7 +31,7 @@ ERROR = 0.02
 
 
 def model_of() -> tuple[nn.Module, Tensor]:
-    """The model and its input, on the CPU, the same in every process."""
+    """Return the model and its input on the CPU, equal in every process."""
     torch.manual_seed(0)
     last: dict[str, Any] = {"memory_format": torch.channels_last}
     model = torchvision.models.resnet50(weights=None).eval().to(torch.bfloat16).to(**last)
@@ -39,7 +39,7 @@ def model_of() -> tuple[nn.Module, Tensor]:
 
 
 def build(arch: str) -> None:
-    """Into the bundle."""
+    """Build the bundle."""
     import ipex_inductor
     from ipex_inductor.target.device import find_target
 
@@ -53,8 +53,8 @@ def build(arch: str) -> None:
 
 
 @torch.no_grad()
-def child(contestant: str) -> dict[str, Any]:
-    """One process: its first output, how long that took, how far it is from eager's."""
+def measure_first_output(contestant: str) -> dict[str, Any]:
+    """Measure one process: its first output, its time and its error relative to eager."""
     model, x = model_of()
     model, x = model.cuda(), x.cuda()
     torch.cuda.synchronize()
@@ -84,8 +84,8 @@ def child(contestant: str) -> dict[str, Any]:
     }
 
 
-def started(contestant: str) -> dict[str, Any]:
-    """A process of its own with empty folders."""
+def run_process(contestant: str) -> dict[str, Any]:
+    """Run a process of its own with empty folders."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, "IPEX_HOME": f"{folder}/home"}
         env["TORCHINDUCTOR_CACHE_DIR"] = f"{folder}/inductor"
@@ -98,10 +98,10 @@ def started(contestant: str) -> dict[str, Any]:
 
 
 def use(rounds: int, file: Path | None) -> bool:
-    """A row each, printed and kept as it comes: whether all are right and the package is light."""
+    """Print and append a row each; return whether all are right and the package is light."""
     good = True
     for contestant in CONTESTANTS:
-        rows = [started(contestant) for _ in range(rounds if contestant == "package" else 1)]
+        rows = [run_process(contestant) for _ in range(rounds if contestant == "package" else 1)]
         for row in rows:
             wrong = "failed" in row or row["error"] > ERROR
             good &= not wrong and not (contestant == "package" and row["imported"])
@@ -123,7 +123,7 @@ def use(rounds: int, file: Path | None) -> bool:
 def main() -> None:
     """See the top of the file."""
     if sys.argv[1:2] == ["child"]:
-        print(json.dumps(child(sys.argv[2])))
+        print(json.dumps(measure_first_output(sys.argv[2])))
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("half", choices=("build", "use"))

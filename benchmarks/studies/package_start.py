@@ -54,7 +54,7 @@ class Logits(nn.Module):
 
 
 def measure(rounds: int, folder: Path) -> dict[str, list[float]]:
-    """Seconds of every round, by part; "wall" and "cpu" are of all parts together."""
+    """Return seconds of every round, by part; "wall" and "cpu" are of all parts together."""
     model, (x,) = load("resnet50", None, 1, "cpu")
     model = Logits(model).eval()
     ipex_inductor.package(model, (x,), folder / "model.ipexbundle")

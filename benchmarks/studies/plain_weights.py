@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.cpu_kernels import arguments, keep, least
+from common.cpu_kernels import append_row, least_times, make_parser
 
 ROUNDS = 25
 mkldnn = torch.ops.mkldnn
@@ -133,18 +133,18 @@ def cases() -> Iterator[tuple[dict[str, Any], Calls]]:
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    options = arguments(__doc__).parse_args()
+    options = make_parser(__doc__).parse_args()
     torch.set_num_threads(options.threads)
     for row, calls in cases():
         if options.only not in str(row):
             continue
-        best = least(calls, "packed", ROUNDS)
+        best = least_times(calls, "packed", ROUNDS)
         for name in ("", " +", " relu"):
             row[f"packed{name}, us"] = round(best[f"packed{name}"], 1)
             row[f"speedup{name}"] = round(best[f"packed{name}"] / best[f"plain{name}"], 2)
         if "unpacked relu" in best:
             row["of unpacked relu"] = round(best["unpacked relu"] / best["plain relu"], 2)
-        keep(row, options)
+        append_row(row, options)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ FIRST = 1000  # elements of each gradient that are compared
 
 
 def case_of(name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A model on the CPU with its inputs, the same in every process; a loss, if it trains."""
+    """Return a model on the CPU, its inputs, equal in every process, and its loss."""
     import torch
 
     torch.manual_seed(0)
@@ -81,10 +81,10 @@ def case_of(name: str) -> tuple[Any, tuple[Any, ...]]:
     if case.model == "resnet50":
         import torchvision
 
-        from common.damped_resnet import damped
+        from common.damped_resnet import damp_residual_branches
 
         model: Any = torchvision.models.resnet50(weights=None)
-        model = damped(model) if case.trains else model
+        model = damp_residual_branches(model) if case.trains else model
         model = model.to(torch.bfloat16).to(**layout)
         images = torch.randn(case.batch, 3, 224, 224, dtype=torch.bfloat16).to(**layout)
         labels = torch.randint(0, 1000, (case.batch,))
@@ -105,7 +105,7 @@ def case_of(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def loss_of(model: Any) -> Any:
-    """The model with its loss, which a training step compiles."""
+    """Return the model with its loss, which a training step compiles."""
     import torch
 
     class Loss(torch.nn.Module):
@@ -121,7 +121,7 @@ def loss_of(model: Any) -> Any:
 
 
 def adamw_of(model: Any) -> Any:
-    """What steps the parameters of `adamw`."""
+    """Return the optimizer of case `adamw`."""
     import torch
 
     from ipex_inductor.optim import FusedStep
@@ -129,16 +129,16 @@ def adamw_of(model: Any) -> Any:
     return FusedStep(torch.optim.AdamW(model.parameters(), lr=1e-3), clip_norm=1.0)
 
 
-def built_by() -> dict[str, str]:
-    """What must be the same on both machines."""
+def build_facts() -> dict[str, str]:
+    """Return versions and sources that must be equal on both machines."""
     from ipex_inductor.aot_cache.digest import source_digest
 
     found = {name: version(name) for name in PACKAGES}
     return found | {"ipex_inductor": source_digest()[:16]}
 
 
-def built(name: str, target: Any) -> Any:
-    """What is compiled of a case."""
+def compile_case(name: str, target: Any) -> Any:
+    """Return what is compiled of a case."""
     from ipex_inductor.prebuild import graphs
 
     model, inputs = case_of(name)
@@ -154,7 +154,7 @@ def build(arch: str, names: list[str]) -> None:
 
     target, done = find_target(arch), []
     for name in names:
-        each = built(name, target)
+        each = compile_case(name, target)
         done.append(each)
         held = sum(len(entry.blob) for entry in (each.entries | each.own).values())
         print(
@@ -167,15 +167,15 @@ def build(arch: str, names: list[str]) -> None:
     BUNDLE.parent.mkdir(exist_ok=True)
     BUNDLE.unlink(missing_ok=True)
     graphs.pack(done, BUNDLE)
-    BUNDLE.with_suffix(".json").write_text(json.dumps(built_by(), indent=2))
+    BUNDLE.with_suffix(".json").write_text(json.dumps(build_facts(), indent=2))
     size = BUNDLE.stat().st_size
     print(f"{BUNDLE}: {size / 2**20:.1f} MiB")
     if size > LARGEST or any(each.missing for each in done):
         raise SystemExit(f"more than {LARGEST >> 20} MiB, or something is missing")
 
 
-def count(counts: Counter[str]) -> None:
-    """Have what must not happen counted: Triton's compiler, processes, kernels timed."""
+def count_forbidden(counts: Counter[str]) -> None:
+    """Count what must not happen: Triton's compiler, processes, timed kernels."""
     import triton
     from torch._inductor.runtime import benchmarking
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -206,8 +206,8 @@ def count(counts: Counter[str]) -> None:
                 counted(kind, name)
 
 
-def choose_as_a_builder() -> None:
-    """Of several configurations the first, and none for the registers that it takes."""
+def choose_like_builder() -> None:
+    """Restrict selection as a builder does: the first configuration, whatever its registers."""
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -233,28 +233,32 @@ def child(names: list[str], contestant: str, describe: str, results: Path) -> No
     from ipex_inductor import optim  # noqa: F401
 
     counts: Counter[str] = Counter()
-    count(counts)
+    count_forbidden(counts)
     imported = time.perf_counter()
     if contestant == "prebuilt":
         ipex_inductor.use_bundle(BUNDLE, allow_unsigned=True)
     opened = time.perf_counter()
     if contestant == "same" and not describe:
-        choose_as_a_builder()
+        choose_like_builder()
     times = {"imports_s": imported - began, "bundle_s": opened - imported}
     for name in names:
         counts.clear()
         torch.compiler.reset()
         if describe:
-            row = looked_up(name, describe, counts)
+            row = look_up_bundle(name, describe, counts)
         else:
-            row = stepped(name, counts) if name == STEP else ran(name, contestant, counts, results)
+            row = (
+                stepped(name, counts)
+                if name == STEP
+                else run_model(name, contestant, counts, results)
+            )
             row["gpu"] = torch.cuda.get_device_name()
         told = {"model": name, "contestant": contestant, **times, **row}
         print(ROW + json.dumps(told), flush=True)
 
 
-def ran(name: str, contestant: str, counts: Counter[str], results: Path) -> dict[str, Any]:
-    """The first call of a model, and the second, with what belongs to it."""
+def run_model(name: str, contestant: str, counts: Counter[str], results: Path) -> dict[str, Any]:
+    """Time the first and second call of a model, and return a row."""
     import torch
     from torch._dynamo.utils import counters
 
@@ -275,7 +279,7 @@ def ran(name: str, contestant: str, counts: Counter[str], results: Path) -> dict
     def results_of(call: Any) -> list[Any]:
         model.zero_grad()
         with torch.set_grad_enabled(trains):
-            out = first_of(call(*inputs))
+            out = first_tensor(call(*inputs))
             if trains:
                 out.backward()
         torch.cuda.synchronize()
@@ -286,7 +290,7 @@ def ran(name: str, contestant: str, counts: Counter[str], results: Path) -> dict
     told, found, aot = Counter(counts), dict(counters["inductor"]), dict(counters["aot_autograd"])
     results_of(compiled)
     again = time.perf_counter()
-    digests = [digest_of(each) for each in got]
+    digests = [digest_bits(each) for each in got]
     torch.save(
         [each.flatten()[: None if n == 0 else FIRST].cpu() for n, each in enumerate(got)],
         results / f"{name}-{contestant}",
@@ -341,7 +345,7 @@ def stepped(name: str, counts: Counter[str]) -> dict[str, Any]:
             other.grad = param.grad.clone()  # it is not clipped
     pairs = [*zip(model.parameters(), twin, strict=True)]
     error = max((a - b).abs().max().item() for a, b in pairs)
-    digests = [digest_of(a) for a, _ in pairs]
+    digests = [digest_bits(a) for a, _ in pairs]
     return {
         "to_gpu_s": placed - began,
         "first_s": done - placed,
@@ -355,25 +359,25 @@ def stepped(name: str, counts: Counter[str]) -> dict[str, Any]:
     }
 
 
-def digest_of(tensor: Any) -> str:
-    """Of its bits."""
+def digest_bits(tensor: Any) -> str:
+    """Return a digest of the tensor's bits."""
     import torch
 
     held = tensor.detach().flatten().contiguous().view(torch.uint8).cpu().numpy()
     return hashlib.sha256(held.tobytes()).hexdigest()[:16]
 
 
-def looked_up(name: str, arch: str, counts: Counter[str]) -> dict[str, Any]:
-    """What would be found on `arch`, of which nothing runs here."""
+def look_up_bundle(name: str, arch: str, counts: Counter[str]) -> dict[str, Any]:
+    """Return what the bundle has for `arch`, without running."""
     from ipex_inductor.target.device import find_target
 
-    done = built(name, find_target(arch))
+    done = compile_case(name, find_target(arch))
     cache = [str(event) for event in done.events if event.kind == "cache"]
     return {"counts": dict(counts), "cache": cache, "kernels": len(done.made.kernels)}
 
 
-def first_of(value: Any) -> Any:
-    """The first tensor of a result."""
+def first_tensor(value: Any) -> Any:
+    """Return the first tensor of a result."""
     import torch
 
     return value if isinstance(value, torch.Tensor) else value[0]
@@ -427,8 +431,8 @@ def compare_bits(row: dict[str, Any], others: list[dict[str, Any]], results: Pat
         row["largest_difference"] = max(each.abs().max().item() for each in far)
 
 
-def show(row: dict[str, Any]) -> bool:
-    """A row; whether what was prebuilt compiled, launched and timed nothing, and is right."""
+def print_row(row: dict[str, Any]) -> bool:
+    """Print a row; return whether the prebuilt run compiled and timed nothing and is right."""
     who = f"{row['model']:18} {row['contestant']:9}"
     if "failed" in row:
         print(f"{who} FAILED\n{row['failed']}", flush=True)
@@ -475,7 +479,7 @@ def main() -> None:
     if asked.half == "build":
         build(asked.arch, asked.cases)
         return
-    here, there = built_by(), json.loads(BUNDLE.with_suffix(".json").read_text())
+    here, there = build_facts(), json.loads(BUNDLE.with_suffix(".json").read_text())
     for name in here:
         if here[name] != there[name]:
             print(f"{name}: {here[name]} here, {there[name]} where it was built")
@@ -494,7 +498,7 @@ def main() -> None:
                 continue
             for row in started(names, contestant, asked.describe, Path(results)) if names else ():
                 compare_bits(row, [r for r in rows if r["model"] == row["model"]], Path(results))
-                good &= show(row)
+                good &= print_row(row)
                 rows.append(row)
                 if asked.json:  # each is kept at once: time may be short
                     with open(asked.json, "a") as file:

@@ -16,7 +16,7 @@ SHARES, PROCESSES, BLOCKS, ROUNDS = (0.0018, 0.125), 6, 8, 8
 
 
 def measure(share: float) -> dict[str, tuple[float, float]]:
-    """In this process."""
+    """Measure in this process."""
     import torch
 
     from ipex_inductor.autotune import timers

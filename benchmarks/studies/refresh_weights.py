@@ -19,7 +19,7 @@ ROUNDS = 30
 
 def main() -> None:
     """Compile, check, time, print."""
-    model = stack().eval()
+    model = make_stack().eval()
     fn = torch.compile(model, backend="ipex")
     x = torch.randn(1, 64, 28, 28)
     with torch.no_grad():
@@ -27,11 +27,9 @@ def main() -> None:
         graphs = counters["stats"]["unique_graphs"]
         ordinary = one = everything = float("inf")
         for _ in range(ROUNDS):
-            ordinary = min(ordinary, milliseconds(lambda: fn(x)))
-            one = min(one, milliseconds(lambda: (ipex_inductor.refresh(model[0]), fn(x))))
-            everything = min(
-                everything, milliseconds(lambda: (ipex_inductor.refresh(model), fn(x)))
-            )
+            ordinary = min(ordinary, time_call(lambda: fn(x)))
+            one = min(one, time_call(lambda: (ipex_inductor.refresh(model[0]), fn(x))))
+            everything = min(everything, time_call(lambda: (ipex_inductor.refresh(model), fn(x))))
     assert counters["stats"]["unique_graphs"] == graphs
     print(f"derived from weights: {ipex_inductor.derived_memory() / 2**20:.1f} MiB")
     print(f"ordinary call                       {ordinary:8.3f} ms")
@@ -40,13 +38,13 @@ def main() -> None:
 
 
 def refreshed_call(fn, weights, x) -> None:
-    """A call after weights were written in a way torch cannot see."""
+    """Call after weights were written in a way that torch cannot detect."""
     ipex_inductor.refresh(weights)
     fn(x)
 
 
-def stack() -> nn.Sequential:
-    """Eight convolutions with batch norm, four linear layers."""
+def make_stack() -> nn.Sequential:
+    """Return eight convolutions with batch norm and four linear layers."""
     convs = [
         nn.Sequential(nn.Conv2d(64, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
         for _ in range(8)
@@ -55,8 +53,8 @@ def stack() -> nn.Sequential:
     return nn.Sequential(*convs, nn.AdaptiveAvgPool2d(4), nn.Flatten(), *linears)
 
 
-def milliseconds(call) -> float:
-    """How long `call` took."""
+def time_call(call) -> float:
+    """Return milliseconds of `call`."""
     start = time.perf_counter()
     call()
     return (time.perf_counter() - start) * 1e3

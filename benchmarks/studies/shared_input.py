@@ -22,12 +22,12 @@ def main() -> None:
             x = torch.randn(rows, WIDTH, dtype=dtype)
             parts = [mkldnn._reorder_linear_weight(w, rows) for w in weights]
             joint = mkldnn._reorder_linear_weight(torch.cat(weights), rows)
-            three, one = least(x, parts, joint)
+            three, one = least_times(x, parts, joint)
             print(f"{dtype} {rows:4} rows: {three:7.1f} {one:7.1f}  {one / three:.2f}")
 
 
-def least(x: torch.Tensor, parts: list[torch.Tensor], joint: torch.Tensor) -> list[float]:
-    """Microseconds of three calls, and of one."""
+def least_times(x: torch.Tensor, parts: list[torch.Tensor], joint: torch.Tensor) -> list[float]:
+    """Return microseconds of three calls, and of one."""
 
     def call(weight: torch.Tensor) -> torch.Tensor:
         return mkldnn._linear_pointwise(x, weight, None, "none", [], "")

@@ -34,18 +34,18 @@ def main(mib: int, device: str) -> None:
     check()
     layers = mib * 2**20 // (4 * WIDTH * WIDTH)
     params = layers * WIDTH * WIDTH
-    empty, _ = measured("none", 0, device)
+    empty, _ = measure_process("none", 0, device)
     print(f"{params / 1e6:.0f} M parameters, SGD with momentum, {device}; bytes a parameter")
     print(f"{'':24} {'held':>8} {'peak':>8}")
-    rows = {way: measured(way, layers, device) for way in WAYS}
+    rows = {way: measure_process(way, layers, device) for way in WAYS}
     for way, (peak, held) in rows.items():
         print(f"{way:24} {held / params:8.2f} {(peak - empty) / params:8.2f}")
     saved = [a - b for a, b in zip(rows["bf16 and fp32 master"], rows["bf16 split"], strict=True)]
     print(f"{'saved by the split':24} {saved[1] / params:8.2f} {saved[0] / params:8.2f}")
 
 
-def measured(way: str, layers: int, device: str) -> tuple[int, int]:
-    """Peak and held bytes of one way, in a process of its own."""
+def measure_process(way: str, layers: int, device: str) -> tuple[int, int]:
+    """Return peak and held bytes of one variant, in a process of its own."""
     command = [sys.executable, __file__, "--run", way, "--layers", str(layers), "--device", device]
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
@@ -53,12 +53,12 @@ def measured(way: str, layers: int, device: str) -> tuple[int, int]:
     return peak, held
 
 
-def run(way: str, layers: int, device: str) -> None:
-    """Three steps; print peak and held bytes."""
+def run_steps(way: str, layers: int, device: str) -> None:
+    """Run three steps; print peak and held bytes."""
     torch.set_num_threads(1)
-    model = stack(max(layers, 1) if way != "none" else 0, device)
+    model = make_stack(max(layers, 1) if way != "none" else 0, device)
     optimizer = SGD([*model.parameters()] or [nn.Parameter(torch.ones(1))], 1e-3, momentum=0.9)
-    hold(model, optimizer, WAYS.get(way))
+    cast_weights(model, optimizer, WAYS.get(way))
     gc.collect()
     if device != "cpu":
         torch.cuda.reset_peak_memory_stats()
@@ -72,28 +72,28 @@ def run(way: str, layers: int, device: str) -> None:
     print(peak_bytes(device), held_bytes(model, optimizer))
 
 
-def stack(layers: int, device: str) -> nn.Sequential:
-    """Linear layers, made one by one."""
+def make_stack(layers: int, device: str) -> nn.Sequential:
+    """Return linear layers, made one by one."""
     return nn.Sequential(
         *(nn.Linear(WIDTH, WIDTH, bias=False, device=device) for _ in range(layers))
     )
 
 
-def hold(model: nn.Module, optimizer: SGD, split: bool | None) -> None:
-    """Cast as the way says; None is fp32."""
+def cast_weights(model: nn.Module, optimizer: SGD, split: bool | None) -> None:
+    """Cast as the variant says; None is fp32."""
     if split is not None:
         attach_master_weights(model, optimizer, model.parameters(), torch.bfloat16, split=split)
 
 
 def peak_bytes(device: str) -> int:
-    """The most this process ever held."""
+    """Return the largest memory of this process so far."""
     if device == "cpu":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return torch.cuda.max_memory_allocated()
 
 
 def held_bytes(model: nn.Module, optimizer: SGD) -> int:
-    """Weights, their lower halves or masters, and optimizer state; gradients do not count."""
+    """Return bytes of weights, lower halves or masters, and optimizer state."""
     optimizer.zero_grad()
     tensors = list(model.parameters())
     for module in model.modules():
@@ -105,13 +105,13 @@ def held_bytes(model: nn.Module, optimizer: SGD) -> int:
 
 
 def check() -> None:
-    """Both ways train the same fp32 weights where gradients are the same."""
+    """Check that both variants train equal fp32 weights from equal gradients."""
     torch.manual_seed(0)
-    split = stack(2, "cpu")
+    split = make_stack(2, "cpu")
     whole = copy.deepcopy(split)
     optimizers = [SGD(m.parameters(), 0.1, momentum=0.9) for m in (split, whole)]
-    hold(split, optimizers[0], True)
-    hold(whole, optimizers[1], False)
+    cast_weights(split, optimizers[0], True)
+    cast_weights(whole, optimizers[1], False)
     for _ in range(3):
         for p, q in zip(split.parameters(), whole.parameters(), strict=True):
             p.grad = torch.randn_like(p)
@@ -130,6 +130,6 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=0)
     given = parser.parse_args()
     if given.run:
-        run(given.run, given.layers, given.device)
+        run_steps(given.run, given.layers, given.device)
     else:
         main(given.mib, given.device)

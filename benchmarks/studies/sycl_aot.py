@@ -27,8 +27,8 @@ from ipex_inductor.templates.sycl.tiles import NAMES
 RESULTS = Path(__file__).parents[1] / "results" / "sycl_aot.jsonl"
 
 
-def row(name, listed):
-    """What became of one source on one architecture: a row a kernel. The cache keeps the code."""
+def check_source(name, listed):
+    """Return a row for each kernel of one source on one architecture; the cache keeps the code."""
     arch, source = NAMES[name], listed.source
     about = {"arch": name, "template": listed.name}
     device = next(d for d in shim().devices if d["type"] == "cpu")
@@ -79,7 +79,7 @@ def main():
     ]
     rows = []
     with ThreadPoolExecutor(2) as pool:
-        for made in pool.map(lambda pair: row(*pair), work):
+        for made in pool.map(lambda pair: check_source(*pair), work):
             rows += made
             for found in made:
                 print(shown(found), flush=True)

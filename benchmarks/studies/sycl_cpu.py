@@ -36,8 +36,8 @@ RELU = Epilogue("none", "relu")
 CLOSE = {torch.bfloat16: 2.0**-7, torch.float32: 2.0**-18}
 
 
-def turns(rounds, **sides):
-    """Seconds of each: the best and the median of as many rounds, in which they take turns.
+def time_in_turns(rounds, **sides):
+    """Return seconds of each: the best and the median of `rounds` interleaved rounds.
 
     A turn is two calls, of which the second counts: torch's threads wait for some more work before
     they leave the cores to those of SYCL.
@@ -52,8 +52,8 @@ def turns(rounds, **sides):
     return {name: (min(of), median(of)) for name, of in times.items()}
 
 
-def checked(wanted, **sides):
-    """Raise where a side is wrong."""
+def check_sides(wanted, **sides):
+    """Raise if a side is wrong."""
     scale = wanted.abs().max()
     for name, run in sides.items():
         found = run()
@@ -61,8 +61,8 @@ def checked(wanted, **sides):
         assert away <= CLOSE[found.dtype], f"{name} is off by {away:.1e}"
 
 
-def row(name, dtype, operations, times):
-    """Of the table: speeds at the best time, and ratios to torch's."""
+def table_row(name, dtype, operations, times):
+    """Return a row: speeds at the best time, and ratios to torch's."""
     best = times["torch"][0]
     return {"what": name, "dtype": DTYPES[dtype]} | {
         side: {
@@ -75,8 +75,8 @@ def row(name, dtype, operations, times):
     }
 
 
-def linear(device, dtype, size, rounds):
-    """A square product with bias and relu."""
+def linear_case(device, dtype, size, rounds):
+    """Return a square linear layer with bias and relu."""
     word = DTYPES[dtype]
     tile = tiles(CPU, word, *engines(device))[0]
     source = product.source(tile, CPU, "rows", word, word, RELU)
@@ -89,12 +89,14 @@ def linear(device, dtype, size, rounds):
             device, source, tile, x, pack_weight(weight), size, bias
         ),
     }
-    checked(F.relu(F.linear(x.double(), weight.double(), bias.double())), **sides)
-    return row(f"linear {size}^3, bias, relu", dtype, 2 * size**3, turns(rounds, **sides))
+    check_sides(F.relu(F.linear(x.double(), weight.double(), bias.double())), **sides)
+    return table_row(
+        f"linear {size}^3, bias, relu", dtype, 2 * size**3, time_in_turns(rounds, **sides)
+    )
 
 
-def conv(device, dtype, rounds):
-    """3 x 3 over 64 channels, with bias and relu, channels-last."""
+def conv_case(device, dtype, rounds):
+    """Return a 3 x 3 convolution over 64 channels with bias and relu, channels-last."""
     word = DTYPES[dtype]
     tile = tiles(CPU, word, *engines(device))[0]
     source = product.source(tile, CPU, "window", word, word, RELU)
@@ -107,9 +109,9 @@ def conv(device, dtype, rounds):
         "torch": lambda: F.relu(F.conv2d(x, weight, bias, padding=1)),
         "sycl": lambda: product.conv(device, source, tile, x, ready, 64, window, bias),
     }
-    checked(F.relu(F.conv2d(x.double(), weight.double(), bias.double(), padding=1)), **sides)
+    check_sides(F.relu(F.conv2d(x.double(), weight.double(), bias.double(), padding=1)), **sides)
     name = "conv 2x64x56x56, 64 of 3x3, bias, relu"
-    return row(name, dtype, 2 * x.numel() * 64 * 9, turns(rounds, **sides))
+    return table_row(name, dtype, 2 * x.numel() * 64 * 9, time_in_turns(rounds, **sides))
 
 
 START = """
@@ -168,8 +170,8 @@ def main():
     given = parser.parse_args()
     torch.manual_seed(0)
     device = device_of(torch.device("cpu"))
-    rows = [linear(device, dtype, 1024, given.rounds) for dtype in CLOSE]
-    rows += [conv(device, dtype, given.rounds) for dtype in CLOSE]
+    rows = [linear_case(device, dtype, 1024, given.rounds) for dtype in CLOSE]
+    rows += [conv_case(device, dtype, given.rounds) for dtype in CLOSE]
     rows.append(starts())
     for each in rows:
         print(json.dumps(each), flush=True)

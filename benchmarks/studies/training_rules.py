@@ -73,7 +73,7 @@ class Layers(nn.Module):
 
 
 def cases() -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:
-    """Product, epilogue, shape and dtype."""
+    """Yield GEMM, epilogue, shape and dtype."""
     for product, epilogues in CASES.items():
         for epilogue in epilogues:
             for shape in SHAPES[product.split()[-1]]:
@@ -82,7 +82,7 @@ def cases() -> Iterator[tuple[str, str, tuple[int, ...], torch.dtype]]:
 
 
 def step(model: Callable[[Tensor], Tensor], x: Tensor, of: nn.Module) -> list[Tensor]:
-    """The loss, and the gradients of the parameters of `of`."""
+    """Return the loss, and the gradients of the parameters of `of`."""
     trained = [p for p in of.parameters() if p.requires_grad]
     for p in trained:
         p.grad = None

@@ -81,7 +81,7 @@ ROWS = (1, 16)
 
 
 def fits(kind, tile, image, weight, stride, padding, groups):
-    """Whether the tile is offered for the problem."""
+    """Return whether the tile is a candidate for the problem."""
     if kind == "stem":
         around = [stride] * 2, [padding] * 2
         found = conv_small_channel.runs(image[1:], weight[2:], *around, True)
@@ -91,8 +91,8 @@ def fits(kind, tile, image, weight, stride, padding, groups):
     return kind != "grouped" or conv_grouped.fits(tile, weight, groups)
 
 
-def convs(dtype):
-    """Kernels of convolutions, with bias, addend and relu behind them."""
+def conv_kernels(dtype):
+    """Yield kernels of convolutions with bias, addend and relu."""
     kind_of = getattr(torch, dtype)
     for name, (tiles, problems) in CONVS.items():
         for (image, weight, stride, padding, groups), tile in product(problems, tiles):
@@ -119,8 +119,8 @@ def convs(dtype):
             }
 
 
-def layers(dtype):
-    """Kernels of linear layers of few rows."""
+def linear_kernels(dtype):
+    """Yield kernels of skinny linear layers."""
     for rows in ROWS:
         for tile in skinny.ONE_ROW if rows == 1 else skinny.ROWS:
             if tile in skinny.NOT_XE or (rows > 1 and dtype not in XE_PRODUCTS):
@@ -144,8 +144,8 @@ def layers(dtype):
             }
 
 
-def device(arch):
-    """What Intel's Triton asks about a GPU, as Intel's compiler knows it."""
+def describe_device(arch):
+    """Return the properties that Intel's Triton queries of a GPU, from Intel's compiler."""
     narrow = arch.removeprefix("xe:") not in XE_ENGINES  # nor has it loads of blocks
     return {
         "sub_group_sizes": [8, 16, 32] if narrow else [16, 32],
@@ -156,8 +156,8 @@ def device(arch):
     }
 
 
-def native(spirv, arch):
-    """The code, by 128 registers a thread or, where they spill, 256, and which."""
+def native_code(spirv, arch):
+    """Return the code and its registers a thread: 128 or, if those spill, 256."""
     for options in ((), (LARGE,)):
         asked = SimpleNamespace(native=options, named="Triton")
         code = ocloc.native(asked, spirv, arch)
@@ -167,14 +167,14 @@ def native(spirv, arch):
     return found
 
 
-def row(name, kernel, made, folder, number):
-    """What became of one kernel on one architecture."""
+def check_kernel(name, kernel, made, folder, number):
+    """Return the row of one kernel on one architecture."""
     about = {"arch": name, "template": kernel["name"], "problem": kernel["problem"]}
     if "wrong" in made:
         return about | made
     begin = time.perf_counter()
     try:
-        found = native((folder / f"{number}.spv").read_bytes(), NAMES[name])
+        found = native_code((folder / f"{number}.spv").read_bytes(), NAMES[name])
     except (SyclError, ValueError) as error:
         return about | made | {"wrong": str(error).splitlines()[0]}
     known = next(t for t in target.table() if t.arch == NAMES[name])
@@ -186,8 +186,8 @@ def row(name, kernel, made, folder, number):
     return about | facts | {"wrong": wrong, "spirv_s": made["spirv_s"]} | seconds
 
 
-def shown(found):
-    """One line of the table."""
+def format_row(found):
+    """Return one line of the table."""
     facts = ("lanes", "registers", "local", "spilled", "private", "engine")
     figures = " ".join(f"{found.get(name, '-')!s:>7}" for name in facts)
     where = f"{found['arch']:4}{found['template']:24}{found['problem']:32}"
@@ -203,13 +203,13 @@ def main():
     parser.add_argument("--dtype", nargs="*", choices=DTYPES, default=[*DTYPES])
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    kernels = [k for dtype in given.dtype for k in (*convs(dtype), *layers(dtype))]
+    kernels = [k for dtype in given.dtype for k in (*conv_kernels(dtype), *linear_kernels(dtype))]
     kernels = [kernel for kernel in kernels if given.only in kernel["name"]]
     rows, triton = [], ""
     for name in given.arch:
         engine = NAMES[name].removeprefix("xe:") in XE_ENGINES
         here = [kernel for kernel in kernels if engine or not kernel["promised"]]
-        lines = [json.dumps({**kernel, "device": device(NAMES[name])}) for kernel in here]
+        lines = [json.dumps({**kernel, "device": describe_device(NAMES[name])}) for kernel in here]
         with tempfile.TemporaryDirectory() as path:
             command = [given.triton, str(COMPILE), path]
             with subprocess.Popen(
@@ -220,8 +220,8 @@ def main():
                 for number, (kernel, line) in enumerate(zip(here, child.stdout, strict=True)):
                     made = json.loads(line)
                     triton = made.pop("triton")
-                    rows.append(row(name, kernel, made, Path(path), number))
-                    print(shown(rows[-1]), flush=True)
+                    rows.append(check_kernel(name, kernel, made, Path(path), number))
+                    print(format_row(rows[-1]), flush=True)
     wrong = [found for found in rows if found["wrong"]]
     print(f"{len(rows)} kernels, {len(wrong)} refused by the gate")
     if given.write:

@@ -46,22 +46,22 @@ def main() -> None:
         "mean_regret": round(found.mean(), 6),
         "mean_loss": round(statistics.fmean(losses(found, together)), 6),
     }
-    say({"case": case, **figures, **common})
+    print_row({"case": case, **figures, **common})
     for row in found.rows:
         if row.identical < 1:
-            say({"case": "problem", "of": case, **of_problem(row), **common})
+            print_row({"case": "problem", "of": case, **describe_problem(row), **common})
 
 
 def losses(found, together):
-    """By what share each winner is slower than the fastest, by all databases together."""
+    """Yield each winner's loss against the fastest choice, by all databases together."""
     for row in found.rows:
         estimates = together[row.key].estimates()
         fastest = min(estimate.p50 for estimate in estimates.values())
         yield from (estimates[encode(w)].p50 / fastest - 1 for w in row.winners if w)
 
 
-def of_problem(row):
-    """Which one, what was chosen, and what that costs."""
+def describe_problem(row):
+    """Return the problem, its winners and their regret."""
     problem = row.problem
     shapes = ("x".join(map(str, operand.shape)) for operand in problem.operands)
     return {
@@ -76,8 +76,8 @@ def of_problem(row):
     }
 
 
-def say(row):
-    """A line."""
+def print_row(row):
+    """Print a row as JSON."""
     print(json.dumps(row))
 
 

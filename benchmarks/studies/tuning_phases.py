@@ -99,22 +99,22 @@ class Silent:
         """A choice."""
 
 
-def ready() -> bool:
-    """Whether Inductor's workers for Triton are there."""
+def workers_ready() -> bool:
+    """Return whether Inductor's workers for Triton have started."""
     from torch._inductor.async_compile import AsyncCompile
 
     begun = AsyncCompile._ready_future
     return begun is not None and begun.done()
 
 
-def problems(lines: list[str]) -> list[Problem]:
-    """Of this machine's GPU, or of its CPU where there is none."""
+def read_problems(lines: list[str]) -> list[Problem]:
+    """Return the problems for this machine's GPU, or for its CPU if there is none."""
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     return [*shapes.problems(lines, str(device.current(kind)), settings.settings_of(kind))]
 
 
-def row(record: Record, phases: Phases, whole: float) -> dict[str, Any]:
-    """What became of one problem."""
+def problem_row(record: Record, phases: Phases, whole: float) -> dict[str, Any]:
+    """Return the row of one problem."""
     found = Pool()
     found.add(record.outcomes, {})
     best = found.best()
@@ -132,22 +132,22 @@ def row(record: Record, phases: Phases, whole: float) -> dict[str, Any]:
 
 
 def measure(way: str, lines: list[str]) -> None:
-    """Tune all problems in this process; a JSON object a line."""
+    """Tune all problems in this process; print a JSON object for each."""
     if way == WAYS[0]:
         compat.compilers = lambda: 1  # type: ignore[assignment]
-    for line, problem in zip(lines, problems(lines), strict=True):
-        begun_ready, begin = ready(), time.perf_counter()
+    for line, problem in zip(lines, read_problems(lines), strict=True):
+        begun_ready, begin = workers_ready(), time.perf_counter()
         phases.spent.clear()
         record = tuner.Tuner(Silent()).tune(problem, (), 600)  # type: ignore[arg-type]
-        found = row(record, phases, time.perf_counter() - begin)
+        found = problem_row(record, phases, time.perf_counter() - begin)
         print(json.dumps({"way": way, "line": line, "ready": begun_ready, **found}), flush=True)
 
 
 phases = Phases()
 
 
-def run(way: str, lines: list[str]) -> list[dict[str, Any]]:
-    """`measure` in a process of its own, with nothing in any cache."""
+def run_process(way: str, lines: list[str]) -> list[dict[str, Any]]:
+    """Run `measure` in a process with empty caches."""
     with tempfile.TemporaryDirectory() as folder:
         env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder, "IPEX_HOME": f"{folder}/home"}
         env.pop("TRITON_CACHE_DIR", None)
@@ -156,8 +156,8 @@ def run(way: str, lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-def show(found: dict[str, Any], name: str) -> None:
-    """A line, and one for each choice that is out."""
+def print_row(found: dict[str, Any], name: str) -> None:
+    """Print a row, and a line for each rejected choice."""
     times = "  ".join(
         f"{key[:-3]} {value:5.1f}" for key, value in found.items() if key[-3:] == ", s"
     )
@@ -191,11 +191,11 @@ def main() -> None:
         named = {f"{i}: {line[:20]}": line for i, line in enumerate(options.lines)}
     known = {"date": datetime.now(UTC).strftime("%Y-%m-%d"), "torch": str(torch.__version__)}
     known |= {"command": " ".join(["python", "-m", "benchmarks", "tuning_phases", *sys.argv[1:]])}
-    known |= {"compilers": compat.compilers(), "device": problems([*named.values()])[0].arch}
+    known |= {"compilers": compat.compilers(), "device": read_problems([*named.values()])[0].arch}
     whole: Counter[str] = Counter()
     for way in WAYS * options.turns:
-        for name, found in zip(named, run(way, [*named.values()]), strict=True):
-            show(found, name)
+        for name, found in zip(named, run_process(way, [*named.values()]), strict=True):
+            print_row(found, name)
             whole[way] += found["all, s"]
             if options.json:
                 with open(options.json, "a") as file:

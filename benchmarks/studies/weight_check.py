@@ -27,16 +27,16 @@ def main(counts: list[int], elements: int, device: str) -> None:
     titles = ("weights", "MiB", "check us", "facts", "samples", "in turn", "calls for all")
     print("".join(f"{title:>14}" for title in titles))
     for count in counts:
-        weights, functions, calls = subjects(count, elements, device)
-        times = least(functions)
+        weights, functions, calls = timed_functions(count, elements, device)
+        times = least_times(functions)
         size = sum(w.nbytes for w in weights) / 2**20
         times = [f"{time:.1f}" for time in times]
         cells = (f"{count}", f"{size:.1f}", *times, *["-"] * (4 - len(times)), f"{calls}")
         print("".join(f"{cell:>14}" for cell in cells))
 
 
-def subjects(count: int, elements: int, device: str):
-    """The check of `count` weights as `PrologueCode` calls it, then its parts alone."""
+def timed_functions(count: int, elements: int, device: str):
+    """Return the check of `count` weights as `PrologueCode` calls it, then its parts alone."""
     weights = [torch.nn.Parameter(torch.randn(elements, device=device)) for _ in range(count)]
     double = Step("aten::sum", (Ref(0),), ())
     programs = [Program((i,), ("",), (double,), (Ref(1),)) for i in range(count)]
@@ -70,15 +70,15 @@ def subjects(count: int, elements: int, device: str):
 
 
 def calls_for_all(contents) -> int:
-    """After how many calls every weight was compared, or the kernel asked about it."""
+    """Return the number of calls after which every weight was compared or queried."""
     watched = [hashes.pages for hashes in contents.weights if hashes.pages]
     unwatched = contents.total - sum(pages.size for pages in watched)
     asked = -(-len(watched) // contents.asks) if watched else 1
     return max(asked, -(-unwatched // contents.limits[0]))
 
 
-def least(functions):
-    """The least microseconds each of `functions` took, in interleaved rounds."""
+def least_times(functions):
+    """Return the least microseconds of each of `functions`, in interleaved rounds."""
     times = [float("inf")] * len(functions)
     for _ in range(ROUNDS):
         for number, function in enumerate(functions):

@@ -23,7 +23,7 @@ from ipex_inductor.templates.tensor_reader import freed
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import cpu_peer
-from common.cpu_kernels import keep
+from common.cpu_kernels import append_row
 
 ARMS: dict[str, dict[str, Any]] = {
     "as they are": {"weight_prologue": False},
@@ -33,9 +33,9 @@ ARMS: dict[str, dict[str, Any]] = {
 MIB = 1 << 20
 
 
-def measured(name: str, dtype: str, arm: str) -> dict[str, int]:
-    """MiB of this process."""
-    model, inputs = cpu_peer.made(name, getattr(torch, dtype), 1)
+def measure_process(name: str, dtype: str, arm: str) -> dict[str, int]:
+    """Return MiB of this process."""
+    model, inputs = cpu_peer.make_model(name, getattr(torch, dtype), 1)
     gc.collect()
     trim_heap()
     before = _resident()
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measured(*options.one)))
+        print(json.dumps(measure_process(*options.one)))
         return
     options.threads = torch.get_num_threads()
     for model in options.models:
@@ -77,7 +77,7 @@ def main() -> None:
             command = [sys.executable, __file__, "--one", model, options.dtype, arm]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             said = json.loads(done.stdout.splitlines()[-1])
-            keep({"model": model, "dtype": options.dtype, "weights": arm, **said}, options)
+            append_row({"model": model, "dtype": options.dtype, "weights": arm, **said}, options)
 
 
 if __name__ == "__main__":

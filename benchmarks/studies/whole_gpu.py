@@ -24,14 +24,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from capture import raced as clocked
+from capture import time_in_turns as clocked
 from torch import Tensor, nn
 
 from ipex_inductor.capture.policy import NAME
 from ipex_inductor.reporting import decisions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.gpu_peers import captured, keep, known, raced
+from common.gpu_peers import append_row, capture_graph, describe_run, time_in_turns
 
 PEERS: dict[str, dict[str, Any] | None] = {
     "eager": None,
@@ -42,8 +42,8 @@ FEW = 2  # images that are computed in fp64
 FARTHER = 1.5  # than Inductor
 
 
-def layer(inputs: int, outputs: int, window: int = 3, stride: int = 1) -> nn.Module:
-    """A convolution, its norm, SiLU."""
+def conv_layer(inputs: int, outputs: int, window: int = 3, stride: int = 1) -> nn.Module:
+    """Return a convolution, its norm and SiLU."""
     conv = nn.Conv2d(inputs, outputs, window, stride, window // 2, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(outputs), nn.SiLU(inplace=True))
 
@@ -54,10 +54,12 @@ class Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, depth: int) -> None:
         super().__init__()
         half = outputs // 2
-        self.split = layer(inputs, outputs, 1)
-        pairs = (nn.Sequential(layer(half, half), layer(half, half)) for _ in range(depth))
+        self.split = conv_layer(inputs, outputs, 1)
+        pairs = (
+            nn.Sequential(conv_layer(half, half), conv_layer(half, half)) for _ in range(depth)
+        )
         self.pairs = nn.ModuleList(pairs)
-        self.join = layer((2 + depth) * half, outputs, 1)
+        self.join = conv_layer((2 + depth) * half, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, inputs, H, W) to (N, outputs, H, W)."""
@@ -74,14 +76,16 @@ class Yolo(nn.Module):
     def __init__(self, width: int = 48) -> None:
         super().__init__()
         one, two, four, eight, twelve = (width * n for n in (1, 2, 4, 8, 12))
-        self.stem = nn.Sequential(layer(3, one, 3, 2), layer(one, two, 3, 2), Block(two, two, 2))
+        self.stem = nn.Sequential(
+            conv_layer(3, one, 3, 2), conv_layer(one, two, 3, 2), Block(two, two, 2)
+        )
         self.down = nn.ModuleList(
-            nn.Sequential(layer(i, o, 3, 2), Block(o, o, depth))
+            nn.Sequential(conv_layer(i, o, 3, 2), Block(o, o, depth))
             for i, o, depth in ((two, four, 4), (four, eight, 4), (eight, twelve, 2))
         )
         self.up = nn.ModuleList((Block(twelve + eight, eight, 2), Block(eight + four, four, 2)))
         self.heads = nn.ModuleList(
-            nn.Sequential(layer(n, n), nn.Conv2d(n, 144, 1)) for n in (four, eight, twelve)
+            nn.Sequential(conv_layer(n, n), nn.Conv2d(n, 144, 1)) for n in (four, eight, twelve)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,7 +116,7 @@ class Segments(nn.Module):
 
 
 def cases(models: list[str]) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    """Each net in evaluation mode, with statistics that are not all alike, and its input."""
+    """Yield each net in eval mode, with random statistics, and its input."""
 
     def images(count: int, size: int, dtype: torch.dtype) -> Tensor:
         return torch.randn(count, 3, size, size, device="cuda", dtype=dtype)
@@ -145,7 +149,7 @@ def cases(models: list[str]) -> Iterator[tuple[str, nn.Module, Tensor]]:
 def measure(
     options: argparse.Namespace, about: dict[str, str], name: str, net: nn.Module, x: Tensor
 ) -> bool:
-    """A row for each peer. Whether all of them are right."""
+    """Print a row for each peer, as the module's docstring describes."""
     exact = copy.deepcopy(net).double()(x[:FEW].double())
     rows: dict[str, dict[str, Any]] = {}
     runs: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -166,8 +170,8 @@ def measure(
         row["capture"] = [event.reason for event in events if event.subject == NAME]
     allowed = FARTHER * rows.get("inductor", rows[options.peers[0]])["error"]
     right = [peer for peer in runs if rows[peer]["error"] <= allowed]
-    graphs = {peer: captured(runs[peer], x).replay for peer in right}
-    for peer, found in raced(graphs, options.seconds).items():
+    graphs = {peer: capture_graph(runs[peer], x).replay for peer in right}
+    for peer, found in time_in_turns(graphs, options.seconds).items():
         rows[peer]["device, ms"] = round(statistics.median(found), 4)
     for peer, times in clocked({p: runs[p] for p in right}, x, options.seconds).items():
         for clock, found in times.items():
@@ -175,7 +179,7 @@ def measure(
     for peer, row in rows.items():
         if peer not in right:
             row["failed"] = f"wrong: {allowed:.2g} is allowed"
-        keep(options, about, row)
+        append_row(options, about, row)
     return len(right) == len(runs)
 
 
@@ -191,7 +195,7 @@ def main() -> None:
     torch._dynamo.config.recompile_limit = 64
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()  # nobody's records, and an empty kernel cache
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
-    about = known("torchvision")
+    about = describe_run("torchvision")
     right = [measure(options, about, *case) for case in cases(options.models)]
     sys.exit(0 if all(right) else 1)
 

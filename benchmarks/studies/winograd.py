@@ -23,7 +23,7 @@ from ipex_inductor.templates.cpu import cached_primitives, cpu_library, winograd
 from ipex_inductor.templates.cpu.blocked import UNARY
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from common.cpu_kernels import arguments, keep
+from common.cpu_kernels import append_row, make_parser
 
 LAST = torch.channels_last
 mkldnn = torch.ops.mkldnn
@@ -76,8 +76,8 @@ def calls(
     yield "truth", lambda: truth
 
 
-def timed(call: Callable[[], torch.Tensor], count: int) -> float:
-    """Processor time of one of so many calls, in microseconds."""
+def time_calls(call: Callable[[], torch.Tensor], count: int) -> float:
+    """Return processor time of one of `count` calls, in microseconds."""
     begin = time.process_time()
     for _ in range(count):
         call()
@@ -87,7 +87,7 @@ def timed(call: Callable[[], torch.Tensor], count: int) -> float:
 @torch.no_grad()
 def main() -> None:
     """Print a row a case; with --json also append it to FILE."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     options = parser.parse_args()
@@ -106,21 +106,21 @@ def main() -> None:
             name: float((call()[:1] - truth).norm() / truth.norm()) for name, call in made.items()
         }
         warm, cold = dict.fromkeys(made, float("inf")), dict.fromkeys(made, float("inf"))
-        count = max(1, int(3e3 / timed(made["torch"], 2)))
+        count = max(1, int(3e3 / time_calls(made["torch"], 2)))
         for _ in range(options.rounds):
             for name, call in made.items():
                 call()
-                warm[name] = min(warm[name], timed(call, count))
+                warm[name] = min(warm[name], time_calls(call, count))
             for name, call in made.items():
                 others.add_(1)
-                cold[name] = min(cold[name], timed(call, 1))
+                cold[name] = min(cold[name], time_calls(call, 1))
         for name in made:
             row |= {f"{name}, us": round(warm[name], 1), f"{name}, cold": round(cold[name], 1)}
             row |= {f"{name}, error": errors[name]}
         rest = [name for name in made if name != "ours"]
         row["speedup"] = round(min(warm[name] for name in rest) / warm["ours"], 3)
         row["cold"] = round(min(cold[name] for name in rest) / cold["ours"], 3)
-        keep(row, options)
+        append_row(row, options)
 
 
 if __name__ == "__main__":

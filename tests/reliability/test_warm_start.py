@@ -15,7 +15,7 @@ spec.loader.exec_module(warm_start)
 
 
 def run(folder, backend="ipex", **env):
-    return warm_start.started(backend, folder, **env)
+    return warm_start.run_process(backend, folder, **env)
 
 
 def builds(done):

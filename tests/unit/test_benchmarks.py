@@ -14,7 +14,7 @@ import pytest
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 WORKS_AT_ONCE = {"warm_start_program"}  # tests/reliability/test_warm_start.py runs it
 FOLDERS = (FOLDER, *(FOLDER / name for name in ("common", "ops", "startup", "studies")))
-OPTIONS = re.compile(r"(argparse|arguments)\b.*^if __name__", re.DOTALL | re.MULTILINE)
+OPTIONS = re.compile(r"(argparse|make_parser)\b.*^if __name__", re.DOTALL | re.MULTILINE)
 SCRIPTS = [
     path
     for folder in FOLDERS
