@@ -53,12 +53,12 @@ sycl: $(VENV)/installed
 OCLOC := $(VENV)/ocloc
 ocloc: $(OCLOC)/ocloc
 $(OCLOC)/ocloc: $(VENV)/installed
-	benchmarks/ocloc.sh $(OCLOC)
+	benchmarks/common/ocloc.sh $(OCLOC)
 
 # Every SYCL template as native code of six GPUs that are not here, against the static gate: nightly,
 # half an hour on 2 cores.
 sycl-aot: $(OCLOC)/ocloc
-	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python benchmarks/sycl_aot.py $(AOT)
+	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python -m benchmarks sycl_aot $(AOT)
 
 # The Triton templates that Intel's GPUs are offered, by Intel's Triton (a beta, 182 MB, in an
 # environment of its own) and ocloc, against the same gate: half an hour on 2 cores.
@@ -66,16 +66,16 @@ TRITON_XE := $(VENV)/triton-xe
 triton-xe: $(OCLOC)/ocloc
 	$(PYTHON) -m venv $(TRITON_XE)
 	$(TRITON_XE)/bin/python -m pip install --no-deps --pre triton-xpu==3.3.0b1 setuptools
-	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python benchmarks/triton_xe.py \
+	PATH="$$PATH:$(abspath $(OCLOC))" $(BIN)/python -m benchmarks triton_xe \
 	  --triton $(TRITON_XE)/bin/python $(AOT)
 
 # The kernels of the package's table by the Tritons of all torches that we support, to be run on a GPU
-# by `python benchmarks/other_tritons.py use .venv/tritons/kernels`: a quarter of an hour, 4 GB.
+# by `python -m benchmarks other_tritons use .venv/tritons/kernels`: a quarter of an hour, 4 GB.
 TRITONS := $(VENV)/tritons
 tritons: $(VENV)/installed
 	for version in 3.6.0 3.7.0 3.7.1 3.8.0 3.9.0; do \
 	  $(PIP) install --no-deps --upgrade --target $(TRITONS)/$$version triton==$$version || exit; done
-	$(BIN)/python benchmarks/other_tritons.py build $(TRITONS)/kernels --triton $(TRITONS)/3.*
+	$(BIN)/python -m benchmarks other_tritons build $(TRITONS)/kernels --triton $(TRITONS)/3.*
 
 # 10,000 random programs against their twins in float64, forward and backward, 120 of them compiled.
 FUZZ ?= --programs 10000 --compiled 120
@@ -91,7 +91,7 @@ opinfo: $(VENV)/installed
 
 # Every kernel of some models for GPUs that are not here: 15 minutes and 6 GB at most.
 prebuild: $(VENV)/installed
-	$(BIN)/python benchmarks/prebuild_ci.py
+	$(BIN)/python -m benchmarks prebuild_ci
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -104,7 +104,7 @@ check: lint
 
 # The suite with every torch we support, in environments of their own outside the checkout.
 compat:
-	benchmarks/compat.sh
+	benchmarks/studies/compat.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,15 +1,15 @@
-"""Inference on a CPU beside others: ours, Inductor's best mode, IPEX 2.8's ways, eager.
+"""Compare inference on a CPU: backend `ipex`, Inductor's best mode, IPEX 2.8 and eager.
 
-    python benchmarks/cpu.py [--peers inductor,ipex28,eager] [--rows WORDS] [--ipex28 FOLDER]
+    python -m benchmarks cpu [--peers inductor,ipex28,eager] [--rows WORDS] [--ipex28 FOLDER]
         [--threads N] [--clock wall|cpu] [--seconds S] [--cache FOLDER] [--json FILE]
 
-Each peer of a row is a process of its own (`cpu_peer.py`), IPEX 2.8 in the environment of its own
-torch. All prepare one after the other, are held against fp64, and then take turns of a few calls
-each, so that whatever else the machine does meets all of them: compare minima, and ratios of them.
-Models named `...-nchw`, which are measured when `--rows` names them, are not channels-last.
-Where others work on the machine, `--threads 1 --clock cpu` compares what does not depend on them:
-processor time of one thread. What is wrong gets no speed. `ipex28` is both of its ways, trace and
-compile; `ipex-package` is a package of ours, which like a trace checks nothing at a call.
+Each peer of a row runs in a process of its own (`common/cpu_peer.py`), IPEX 2.8 in an environment
+with its own torch. All peers prepare one after the other and are checked against fp64. Then they
+take turns of a few calls each, so that other load on the machine hits all of them: compare minima
+and their ratios. Models named `...-nchw` are not channels-last; they run only if `--rows` names
+them. On a busy machine `--threads 1 --clock cpu` compares processor time of one thread. A wrong
+result gets no speed. `ipex28` stands for its trace and its compile mode; `ipex-package` is a
+packaged model of `ipex`, which like a trace has no guards.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PROGRAM = Path(__file__).with_name("cpu_peer.py")
+PROGRAM = Path(__file__).parent / "common" / "cpu_peer.py"
 RESULTS = Path(__file__).with_name("results") / "cpu.jsonl"
 IPEX28 = ".venv-ipex28"
 HOW = """IPEX 2.8 runs on torch 2.8 only. To make its environment (Python 3.11):
@@ -66,10 +66,10 @@ class Peer:
 
     def turn(self, calls: int) -> list[list[float]]:
         """Milliseconds of so many calls."""
-        return list(said(self.process, str(calls)))
+        return list(read_answer(self.process, str(calls)))
 
 
-def said(process: "subprocess.Popen[str]", line: str | None = None) -> Any:
+def read_answer(process: "subprocess.Popen[str]", line: str | None = None) -> Any:
     """What the process answers to `line`, or by itself. Raises RuntimeError when it ended."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -83,7 +83,7 @@ def said(process: "subprocess.Popen[str]", line: str | None = None) -> Any:
 
 
 @contextmanager
-def started(
+def start_peer(
     name: str, row: tuple[str, str, int], options: argparse.Namespace, log: Path
 ) -> Iterator[Peer]:
     """The peer, prepared. Raises RuntimeError with the end of what it wrote."""
@@ -97,7 +97,7 @@ def started(
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
         process = subprocess.Popen(command, env=env, text=True, **pipes)  # type: ignore[call-overload]
         try:
-            yield Peer(name, process, said(process))
+            yield Peer(name, process, read_answer(process))
         except RuntimeError as error:
             raise RuntimeError(f"{name} {error}: {log.read_text()[-600:]}") from error
         finally:
@@ -105,7 +105,7 @@ def started(
             process.wait()
 
 
-def raced(peers: Sequence[Peer], seconds: float) -> None:
+def time_in_turns(peers: Sequence[Peer], seconds: float) -> None:
     """Turns of all peers, one after the other and back, for at least so long."""
     calls = {peer.name: max(2, int(TURN * 1e3 / min(peer.turn(2))[0])) for peer in peers}
     end, order = time.monotonic() + seconds, list(peers)
@@ -116,13 +116,13 @@ def raced(peers: Sequence[Peer], seconds: float) -> None:
         order.reverse()
 
 
-def measured(row: tuple[str, str, int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """What is known of each peer of one row: minima and medians, or why there are none."""
+def measure_row(row: tuple[str, str, int], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Return minima and medians of each peer of one row, or why there are none."""
     with ExitStack() as stack:
         peers, logs = [], Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for name in options.names:
             try:
-                peer = stack.enter_context(started(name, row, options, logs / name))
+                peer = stack.enter_context(start_peer(name, row, options, logs / name))
             except RuntimeError as error:
                 yield {"peer": name, "failed": str(error)}
                 continue
@@ -131,13 +131,13 @@ def measured(row: tuple[str, str, int], options: argparse.Namespace) -> Iterator
                 continue
             peers.append(peer)
         if peers:
-            raced(peers, options.seconds)
+            time_in_turns(peers, options.seconds)
         for peer in peers:
             yield {"peer": peer.name, **peer.facts, "calls": len(peer.times), **speed_of(peer)}
 
 
 def speed_of(peer: Peer) -> dict[str, float]:
-    """Minima and medians in milliseconds."""
+    """Return minima and medians in milliseconds."""
     clock, processors = zip(*peer.times, strict=True)
     return {
         "min_ms": round(min(clock), 3),
@@ -146,7 +146,7 @@ def speed_of(peer: Peer) -> dict[str, float]:
     }
 
 
-def table(found: dict[tuple[str, str, int], dict[str, float]], names: Sequence[str]) -> str:
+def format_table(found: dict[tuple[str, str, int], dict[str, float]], names: Sequence[str]) -> str:
     """Minima of all peers, and how many times as fast as the best of the others we are.
 
     Eager and our own packages are none of the others.
@@ -167,8 +167,8 @@ def table(found: dict[tuple[str, str, int], dict[str, float]], names: Sequence[s
     return "\n".join(lines)
 
 
-def facts_of_run() -> dict[str, Any]:
-    """What was measured, where and with what."""
+def describe_run() -> dict[str, Any]:
+    """Return date, CPU, commit and command of this run."""
     with open("/proc/cpuinfo") as info:
         name = next(line.partition(":")[2].strip() for line in info if line.startswith("model n"))
     root = Path(__file__).parent.parent
@@ -179,7 +179,7 @@ def facts_of_run() -> dict[str, Any]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "cpu": f"{name}, {os.cpu_count()} cores",
         "commit": commit.stdout.strip(),
-        "command": " ".join(["python", "benchmarks/cpu.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", "benchmarks", "cpu", *sys.argv[1:]]),
     }
 
 
@@ -200,14 +200,14 @@ def main() -> None:
     if "ipex28" in options.peers and not os.path.exists(f"{options.ipex28}/bin/python"):
         parser.error(HOW.format(folder=options.ipex28))
     wanted = [set(words.split()) for words in options.rows.split(",")]
-    known, found, failed = facts_of_run(), {}, False
+    known, found, failed = describe_run(), {}, False
     with tempfile.TemporaryDirectory() as folder:
         options.cache = options.cache or folder
         for row in (*ROWS, *(NAMED if options.rows else ())):
             if not any(words <= {row[0], row[1], f"b{row[2]}"} for words in wanted):
                 continue
             found[row] = minima = {}
-            for facts in measured(row, options):
+            for facts in measure_row(row, options):
                 facts = dict(zip(("model", "dtype", "batch"), row, strict=True)) | facts
                 print(json.dumps(facts), flush=True)
                 if "failed" in facts:
@@ -216,7 +216,7 @@ def main() -> None:
                     minima[facts["peer"]] = facts[CLOCKS[options.clock]]
                 with open(options.json, "a") as file:
                     file.write(json.dumps({**facts, **known}) + "\n")
-    print(table(found, options.names))
+    print(format_table(found, options.names))
     sys.exit(failed)
 
 

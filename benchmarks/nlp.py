@@ -1,12 +1,12 @@
-"""Inference of language models on one GPU, side by side in one run: see gpu_peers.py.
+"""Compare inference of language models on one GPU: eager, Inductor and backend `ipex`.
 
-    python benchmarks/nlp.py [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 t5-whole
+    python -m benchmarks nlp [--batch 1 64] [--tokens 384] [--models bert roberta gpt2 t5 t5-whole
         llama llama-decode] [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE]
 
-Of transformers, by their configurations, with random weights: the encoders' last states, the
-decoders' logits of all tokens (prefill, without a cache of keys and values). `llama-decode` is the
-last of so many tokens, beside the keys and values of the others: its logits, written in place. `t5`
-is the encoder alone, `t5-whole` with the decoder on as many words.
+Models of transformers with random weights: the last hidden states of encoders, the logits of all
+tokens of decoders (prefill without a KV cache). `llama-decode` computes the logits of the last
+token beside a static KV cache of the others. `t5` is the encoder alone, `t5-whole` has a decoder
+with as many tokens. `common/gpu_peers.py` describes the peers, the checks and the clock.
 """
 
 import itertools
@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 import transformers
-from gpu_peers import Case, arguments, known, race
 from torch import Tensor, nn
+
+from common.gpu_peers import Case, describe_run, make_parser, run_cases
 
 FEW = 1  # rows that are computed in fp64
 # Of a Llama with 1.2e9 parameters.
@@ -103,7 +104,7 @@ class Decode(nn.Module):
 
 
 def model_of(name: str) -> tuple[nn.Module, int]:
-    """In fp32 on the GPU, and how many words it knows."""
+    """Return the model in fp32 on the GPU, and the size of its vocabulary."""
     torch.manual_seed(0)
     config, kind, values = MODELS[name]
     configuration = getattr(transformers, config)(**values)
@@ -112,7 +113,7 @@ def model_of(name: str) -> tuple[nn.Module, int]:
 
 
 def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
-    """Each model at each size."""
+    """Yield each model at each size."""
     for name in models:
         model, words = model_of(name)
         for batch in batches:
@@ -124,13 +125,13 @@ def cases(models: list[str], batches: list[int], tokens: int) -> Iterator[Case]:
 
 def main() -> None:
     """See the top of the file."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--models", nargs="+", default=[*MODELS], choices=MODELS)
     options = parser.parse_args()
-    about = known("nlp.py", "transformers")
-    race(parser, options, cases(options.models, options.batch, options.tokens), about)
+    about = describe_run("transformers")
+    run_cases(parser, options, cases(options.models, options.batch, options.tokens), about)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Training steps on one GPU, side by side in one run: eager, Inductor, ours.
+"""Compare training steps on one GPU: eager, Inductor and backend `ipex`.
 
-    python benchmarks/train.py [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
+    python -m benchmarks train [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
         [--json FILE]
-    python benchmarks/train.py --check [--models small] [--batch N]
+    python -m benchmarks train --check [--models small] [--batch N]
 
-ResNet-50 with 128 images (channels-last), BERT-base with 32 times 384 words, GPT-2-medium with 8
-times 1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to
-None. Eager and Inductor step with torch's fused AdamW, ours with the fused step. Before any is
-timed its first gradients, of the whole batch, are held against the same model's in fp64: who is
-farther off than eager may be is printed as wrong, without a speed. Milliseconds of a whole step
-between events, as the host launches it: a block of steps at a time, peers in turns. Beside them the
-sum of its kernels, which a slow host leaves as it is.
+ResNet-50 with 128 images (channels-last), BERT-base with 32 x 384 tokens, GPT-2-medium with 8 x
+1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to None.
+Eager and Inductor use torch's fused AdamW, `ipex` its fused step. The first gradients of the whole
+batch are checked against fp64 before timing: a peer that is farther off than eager may be is
+printed as wrong, without a speed. Times are milliseconds of a whole step between events, launches
+included, a block of steps at a time with the peers in turns. The sum of kernel times is printed
+too, as a slow host does not change it.
 
-`--check` ends with the gradients and times nothing; it works without a GPU too. For that there is
-`small`, a few layers.
+`--check` ends after the gradients, and works without a GPU; model `small`, a few layers, is meant
+for that.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from damped import damped
-from gpu_peers import keep, known, raced
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.profiler import ProfilerActivity, profile
 
 import ipex_inductor
+from common.damped_resnet import damp_residual_branches
+from common.gpu_peers import append_row, describe_run, time_in_turns
 from ipex_inductor.reporting import decisions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,20 +61,20 @@ class Case:
     parts: int = 1
 
 
-def of_images(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """Cross entropy of classes."""
+def image_loss(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Return the cross entropy of classes."""
     images, classes = inputs
     return nn.functional.cross_entropy(model(images).float(), classes)
 
 
-def of_words(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-    """What transformers computes as its loss; words are their own labels."""
+def text_loss(model: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+    """Return transformers' loss; tokens are their own labels."""
     loss: Tensor = model(inputs[0], labels=inputs[0], return_dict=False)[0]
     return loss
 
 
 def small() -> nn.Module:
-    """Of each kind of layer of a ResNet one or two."""
+    """Return one or two layers of each kind of a ResNet."""
     layers: list[nn.Module] = []
     for channels, results in ((3, 16), (16, 32)):
         layers += [nn.Conv2d(channels, results, 3, padding=1, bias=False)]
@@ -82,20 +82,24 @@ def small() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
 
 
-def with_images(name: str, batch: int) -> Case:
+def image_case(name: str, batch: int) -> Case:
     """Batch norms look at all images at once."""
     if name == "small":
         made, pixels, classes = small(), 32, 10
     else:
         import torchvision
 
-        made, pixels, classes = damped(torchvision.models.resnet50(weights=None)), 224, 1000
+        made, pixels, classes = (
+            damp_residual_branches(torchvision.models.resnet50(weights=None)),
+            224,
+            1000,
+        )
     model: nn.Module = made.to(DEVICE).to(**LAST).train()
     x = torch.randn(batch, 3, pixels, pixels, device=DEVICE).to(**LAST)
-    return Case(name, model, (x, torch.randint(classes, (batch,), device=DEVICE)), of_images)
+    return Case(name, model, (x, torch.randint(classes, (batch,), device=DEVICE)), image_loss)
 
 
-def with_words(name: str, batch: int) -> Case:
+def text_case(name: str, batch: int) -> Case:
     """Of BERT-base and GPT-2-medium, a text at a time in fp64."""
     import transformers
 
@@ -117,14 +121,14 @@ def with_words(name: str, batch: int) -> Case:
     config, kind, values, tokens = kinds[name]
     words = kind(config(**values)).to(DEVICE).train()
     x = torch.randint(words.config.vocab_size, (batch, tokens), device=DEVICE)
-    return Case(name, words, (x,), of_words, parts=batch)
+    return Case(name, words, (x,), text_loss, parts=batch)
 
 
 def cases(names: list[str], batch: int | None) -> Iterator[Case]:
-    """Made one after the other."""
+    """Yield the cases, made one after the other."""
     for name in names:
         torch.manual_seed(0)
-        made = with_words if LIBRARIES.get(name) == "transformers" else with_images
+        made = text_case if LIBRARIES.get(name) == "transformers" else image_case
         yield made(name, batch or BATCHES[name])
 
 
@@ -188,14 +192,14 @@ def exact_gradients(case: Case) -> list[Tensor]:
 
 
 def distance(model: nn.Module, exact: list[Tensor]) -> float:
-    """Of all gradients together, relative."""
+    """Return the relative distance of all gradients together."""
     found = [p.grad for p in model.parameters() if p.grad is not None]
     off = sum((a - b).square().sum() for a, b in zip(found, exact, strict=True))
     return float((off / sum(b.square().sum() for b in exact)) ** 0.5)
 
 
 def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> bool:
-    """A row for each peer. Whether all of them are right."""
+    """Print a row for each peer; return whether all of them are right."""
     exact = exact_gradients(case)
     rows: dict[str, dict[str, Any]] = {}
     steps: dict[str, Callable[[], None]] = {}
@@ -223,12 +227,12 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
         if row.get("gradients' error", 0.0) > allowed:
             row["failed"] = f"wrong: gradients may be off by {allowed}"
             steps.pop(peer, None)
-    times = raced(steps, options.seconds) if steps else {}
+    times = time_in_turns(steps, options.seconds) if steps else {}
     for peer, row in rows.items():
         if peer in times:
             row["median, ms"] = round(statistics.median(times[peer]), 3)
             row["minimum, ms"] = round(min(times[peer]), 3)
-        keep(options, about, row)
+        append_row(options, about, row)
     return not any("failed" in row for row in rows.values())
 
 
@@ -252,7 +256,7 @@ def main() -> None:
     os.environ["IPEX_HOME"] = tempfile.mkdtemp()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp()
     libraries = sorted({LIBRARIES[name] for name in options.models if name in LIBRARIES})
-    about = known("train.py", *libraries, device=DEVICE)
+    about = describe_run(*libraries, device=DEVICE)
     print(json.dumps(about), flush=True)
     right = True
     for case in cases(options.models, options.batch):

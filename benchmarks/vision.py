@@ -1,11 +1,12 @@
-"""Inference of vision models on one GPU, side by side in one run: see gpu_peers.py.
+"""Compare inference of vision models on one GPU: eager, Inductor and backend `ipex`.
 
-    python benchmarks/vision.py [--batch 1 128] [--models resnet50 timm:convnext_base ...]
+    python -m benchmarks vision [--batch 1 128] [--models resnet50 timm:convnext_base ...]
         [--peers NAME ...] [--tune SECONDS] [--database FOLDER] [--json FILE] [--contiguous]
 
-Channels-last, or as they are made, with random weights and batch-norm statistics that were run in;
-models of torchvision or, after `timm:`, of timm; `unet` is the net below. As a table:
-model_means.py.
+Models of torchvision or, after `timm:`, of timm, with random weights and batch-norm statistics from
+a few forward passes; channels-last, or contiguous with `--contiguous`. `unet` is defined below.
+`common/gpu_peers.py` describes the peers, the checks and the clock. `python -m benchmarks
+model_means` makes a table of the results.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ from typing import Any
 
 import torch
 import torchvision
-from gpu_peers import Case, arguments, known, race
 from torch import Tensor, nn
+
+from common.gpu_peers import Case, describe_run, make_parser, run_cases
 
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
@@ -61,8 +63,8 @@ class UNet(nn.Module):
         return result
 
 
-def named(name: str) -> nn.Module:
-    """As the library makes it."""
+def load_model(name: str) -> nn.Module:
+    """Return the model as its library makes it."""
     found: nn.Module
     if name == "unet":
         found = UNet()
@@ -76,15 +78,15 @@ def named(name: str) -> nn.Module:
 
 
 def millions(name: str) -> float:
-    """Its parameters."""
+    """Return the number of parameters, in millions."""
     with torch.device("meta"):
-        return round(sum(p.numel() for p in named(name).parameters()) / 1e6, 2)
+        return round(sum(p.numel() for p in load_model(name).parameters()) / 1e6, 2)
 
 
 def model_of(name: str, layout: dict[str, Any]) -> nn.Module:
-    """In fp32 on the GPU, with statistics of batch norms as its own activations have them."""
+    """Return the model in fp32 on the GPU, with batch-norm statistics of its own activations."""
     torch.manual_seed(0)
-    model: nn.Module = named(name).cuda().to(**layout)
+    model: nn.Module = load_model(name).cuda().to(**layout)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = None  # the mean of all batches
@@ -95,7 +97,7 @@ def model_of(name: str, layout: dict[str, Any]) -> nn.Module:
 
 
 def cases(models: list[str], batches: list[int], contiguous: bool) -> Iterator[Case]:
-    """Each model at each size."""
+    """Yield each model at each size."""
     layout = CONTIGUOUS if contiguous else LAST
     about = {"layout": "contiguous"} if contiguous else {}
     for name in models:
@@ -107,13 +109,13 @@ def cases(models: list[str], batches: list[int], contiguous: bool) -> Iterator[C
 
 def main() -> None:
     """See the top of the file."""
-    parser = arguments(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 128])
     parser.add_argument("--models", nargs="+", default=["resnet50"])
     parser.add_argument("--contiguous", action="store_true", help="neither is channels-last")
     options = parser.parse_args()
-    about = known("vision.py", "torchvision")
-    race(parser, options, cases(options.models, options.batch, options.contiguous), about)
+    about = describe_run("torchvision")
+    run_cases(parser, options, cases(options.models, options.batch, options.contiguous), about)
 
 
 if __name__ == "__main__":

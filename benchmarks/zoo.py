@@ -1,6 +1,6 @@
-"""Whole small models of seven families by backend `ipex`, beside Inductor.
+"""Compare 43 small whole models of seven families: backend `ipex` and Inductor.
 
-    python benchmarks/zoo.py [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
+    python -m benchmarks zoo [--models NAME ...] [--family NAME ...] [--device cpu|cuda]
         [--dtype fp32 bf16 fp16] [--train] [--inference] [--static] [--dynamic] [--all]
         [--minutes M] [--shard I/N] [--seconds S] [--threads N] [--workers N] [--json FILE]
         [--resume]
@@ -40,8 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_peer import timed
-from gpu_peers import keep, known, raced
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from zoo_models import FAMILIES, MODELS, compiled_once
@@ -49,6 +47,8 @@ from zoo_models.entry import Entry
 from zoo_models.rows import Variant, chosen, shard, without_known
 from zoo_models.verdict import Groups, Verdict
 
+from common.cpu_peer import time_calls
+from common.gpu_peers import append_row, describe_run, time_in_turns
 from ipex_inductor.cli.demo import measure as demo_measure
 from ipex_inductor.reporting import decisions
 
@@ -165,14 +165,14 @@ class Peer:
 
 def processor_time(run: Callable[[], Any], count: int) -> float:
     """Return the least milliseconds of this process's processor time of one of so many calls."""
-    return min(used for _, used in timed(run, count))
+    return min(used for _, used in time_calls(run, count))
 
 
 def race(peers: dict[str, Peer], seconds: float, device: str) -> dict[str, float]:
     """Return the least milliseconds of a call of each peer, timed in turns."""
     calls = {name: peer.call for name, peer in peers.items()}
     clock = {"timed": processor_time, "length": 10} if device == "cpu" else {}
-    return {name: min(times) for name, times in raced(calls, seconds, **clock).items()}
+    return {name: min(times) for name, times in time_in_turns(calls, seconds, **clock).items()}
 
 
 def measure(name: str, variant: Variant, options: argparse.Namespace) -> dict[str, Any]:
@@ -350,7 +350,7 @@ def run_workers(options: argparse.Namespace) -> None:
 def main() -> None:
     """Measure the rows; ends with 1 if ours is wrong or slow, fell back, or a model has no row."""
     options = parsed()
-    about = known("zoo.py", "transformers", device=options.device)
+    about = describe_run("transformers", device=options.device)
     about["threads"] = str(options.threads)
     rows: list[dict[str, Any]] = []
     todo = without_known(chosen(options), options, about)
@@ -369,7 +369,7 @@ def main() -> None:
             if time.monotonic() + longest > options.end:
                 break
             rows.append(measure(name, variant, options))
-            keep(options, about, rows[-1], line_of(rows[-1]))
+            append_row(options, about, rows[-1], line_of(rows[-1]))
     print(summary(rows))
     if left := todo[len(rows) :]:
         print(f"not reached: {len(left)} of {len(todo)} rows")

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from models import mlp
 from torch import Tensor, nn
-
 from zoo_models.entry import Entry, normal, numbers, together, total
 
 STATE, ACTIONS, BATCH, STEPS = 17, 6, 64, 8

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from models import LABELS
 from torch import Tensor, nn
-
 from zoo_models.entry import Entry, classes
 
 NODES, EDGES, FEATURES, WIDTH, RELATIONS = 24, 96, 32, 64, 8

@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from models import Dlrm, mlp
 from torch import Tensor, nn
-
 from zoo_models.entry import Entry, at_least_single, normal, numbers, together
 
 USERS, FIELDS, ROWS, WIDTH, DENSE = 64, 8, 500, 16, 13

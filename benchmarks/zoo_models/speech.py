@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from models import VOCABULARY, Tiny
 from torch import Tensor, nn
-
 from zoo_models.entry import (
     Entry,
     classes,

@@ -3,7 +3,6 @@
 import torch
 from models import VOCABULARY, Tiny
 from torch import Tensor
-
 from zoo_models.entry import Entry, known, numbers, of_transformers
 
 TOKENS, WIDTH, INNER, HEADS, BATCH = 48, 128, 512, 4, 2

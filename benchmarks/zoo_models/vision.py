@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 from models import LABELS, Tiny, normalised
 from torch import Tensor, nn
-
 from zoo_models.entry import Entry, classes, filled, image, known, normal, of_transformers
 
 SIDE = 64

@@ -235,7 +235,8 @@ def is_xe(arch: str) -> bool:
 
 
 # Dtypes and architectures for which Intel's Triton uses a matrix engine: engines of 16 columns
-# (PVC, BMG, LNL, PTL). Elsewhere our GEMMs spill thousands of bytes (`benchmarks/triton_xe.py`).
+# (PVC, BMG, LNL, PTL). Elsewhere our GEMMs spill thousands of bytes
+# (`benchmarks/studies/triton_xe.py`).
 XE_PRODUCTS = frozenset({"bfloat16", "float16"})
 XE_ENGINES = frozenset({"12.60", "20.1", "20.4", "30.0"})
 

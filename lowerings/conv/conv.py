@@ -205,7 +205,8 @@ def _why_not_padded(problem: Problem) -> str | None:
     channels, vector = int(x.shape[1]), VECTOR // getattr(torch, x.dtype).itemsize
     if channels <= vector // 2:
         return (
-            "the small-channel template is faster for so few channels (benchmarks/few_channels.py)"
+            "the small-channel template is faster for so few channels "
+            "(benchmarks/studies/few_channels.py)"
         )
     return None if channels % vector else "its pixels are already whole vectors"
 

@@ -20,7 +20,7 @@ from ipex_inductor.templates.build.gpu import binary
 VECTOR = 16  # bytes; the alignment of addresses at which a GPU can read whole vectors
 Tiles = tuple[tuple[float, int, int], ...]
 # Elements of a block and warps of its program, by the bytes of one row's element, at most, on an
-# H200 (`benchmarks/optimizer_gpu.py --tiles`): few bytes need whole vectors of each.
+# H200 (`benchmarks/studies/optimizer_gpu.py --tiles`): few bytes need whole vectors of each.
 TILES: Tiles = ((6, 512, 2), (8, 1024, 2), (math.inf, 1024, 8))
 # With norms, which are added up once a program, by a row's tensors, at most (on an H100); of fp64
 # such a program would take all registers.

@@ -89,7 +89,7 @@ TILES = (
     Tile(4, 8, 32, 1),
 )
 # For Intel's GPUs, with 16 or 32 lanes a warp: more warps, so that nothing spills
-# (`benchmarks/triton_xe.py`). None was timed.
+# (`benchmarks/studies/triton_xe.py`). None was timed.
 XE_TILES = (
     Tile(4, 8, 64, 8),
     Tile(4, 4, 64, 8),

@@ -81,7 +81,7 @@ TILES = (
     Tile(256, 32, 64, 8, 3),
 )
 # For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills of 256 registers a
-# thread (`benchmarks/triton_xe.py`). None was timed.
+# thread (`benchmarks/studies/triton_xe.py`). None was timed.
 XE_TILES = (
     Tile(64, 64, 32, 16, 2),
     Tile(64, 64, 64, 32, 2),

@@ -85,7 +85,7 @@ TILES = (
     Tile(128, 128, 128, 8),  # 72 channels a group: 370 us on an H100, by 64 pixels 621, cuDNN 635
 )
 # For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills
-# (`benchmarks/triton_xe.py`). None was timed.
+# (`benchmarks/studies/triton_xe.py`). None was timed.
 XE_TILES = (
     Tile(64, 16, 16, 4),
     Tile(128, 16, 16, 8),

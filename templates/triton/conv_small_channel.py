@@ -83,7 +83,7 @@ TILES = (
     Tile(64, 128, 64),
 )
 # For Intel's GPUs, with 16 lanes a warp: so many warps that nothing spills of 256 registers a
-# thread (`benchmarks/triton_xe.py`). None was timed.
+# thread (`benchmarks/studies/triton_xe.py`). None was timed.
 XE_TILES = (
     Tile(64, 16, 32, 4),
     Tile(128, 16, 32, 8),

@@ -414,7 +414,7 @@ def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
 def test_on_amx_what_outweighs_onednns_call_is_ours(
     dtype: torch.dtype, sizes: tuple[int, int, int], ours: bool
 ) -> None:
-    """As was measured with `benchmarks/blocked.py`'s clock, one thread."""
+    """As was measured with `benchmarks/studies/blocked.py`'s clock, one thread."""
     rows, depth, columns = sizes
     model = nn.Sequential(nn.Linear(depth, columns), nn.ReLU()).to(dtype).eval()
     x = torch.randn(rows, depth).to(dtype)

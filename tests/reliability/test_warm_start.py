@@ -8,14 +8,14 @@ import pytest
 
 AIM = 4.0  # s from `import torch` to the first output: printed, as no test can ask for free cores
 LIMIT = 6.0  # times what importing torch takes in the same minutes, a second on such cores
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "warm_start.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "startup" / "warm.py"
 spec = importlib.util.spec_from_file_location("warm_start", SCRIPT)
 warm_start = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(warm_start)
 
 
 def run(folder, backend="ipex", **env):
-    return warm_start.started(backend, folder, **env)
+    return warm_start.run_process(backend, folder, **env)
 
 
 def builds(done):

@@ -476,7 +476,7 @@ def test_export_names_what_it_lacks_and_eats_nothing(a, tmp_path):
 def test_100_000_records_are_compared_in_5_seconds_and_500_megabytes():
     """Of the processor, in the least of five runs: other work on the machine adds to the rest."""
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    line = [sys.executable, str(ROOT / "benchmarks" / "autotune_compare.py")]
+    line = [sys.executable, str(ROOT / "benchmarks" / "studies" / "autotune_compare.py")]
     done = subprocess.run(line, env=env, cwd="/", capture_output=True, text=True, check=True)
     least = re.search(r"worked ([\d.]+) s, peak (\d+) MB", done.stdout)
     assert float(least[1]) < 5, done.stdout

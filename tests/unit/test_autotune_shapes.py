@@ -8,7 +8,7 @@ from ipex_inductor.autotune.record import encode
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.lowerings.problem.shapes import problems
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "problems" / "tuning.txt"
 
 
 def read(*lines):

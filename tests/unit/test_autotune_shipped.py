@@ -24,7 +24,7 @@ from ipex_inductor.lowerings.problem import selector_hook, shapes
 from ipex_inductor.lowerings.select import library, selection
 from ipex_inductor.target import device as target
 
-PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "tuning_problems.txt"
+PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "problems" / "tuning.txt"
 CONVOLUTION = "ipex.conv.default"
 WEIGHTS = "ipex.conv_weight_grad.default"
 

@@ -222,7 +222,7 @@ def column_moments(rows, columns, tile):
     return Small("moments", "", "", lambda _: tile, make)
 
 
-# What is not offered, by whom it is not. Intel's GPUs: `benchmarks/triton_xe.py`.
+# What is not offered, by whom it is not. Intel's GPUs: `benchmarks/studies/triton_xe.py`.
 MI300X = str(find_target("mi300x"))
 HALVES = {"float32": NO_TF32}
 NO_OTHERS = {"mi300x": f"the template is not for {MI300X}"}

@@ -52,9 +52,12 @@ FEW: dict[tuple[str, torch.dtype], Callable[..., bool]] = {
 }
 # The most keys and the largest width for which cuDNN's kernel, torch's first choice, is slower:
 # 1.7 to 3.6 times in windows of 49 and 64 with a bias, in bf16 on an H200
-# (benchmarks/attention_gpu.py).
+# (benchmarks/ops/attention.py).
 WINDOWS = {"sm_90": (64, 32)}
-NOTE = "with so few scores Inductor's own is faster on this CPU (benchmarks/left_to_inductor.py)"
+NOTE = (
+    "with so few scores Inductor's own is faster on this CPU "
+    "(benchmarks/studies/left_to_inductor.py)"
+)
 
 
 def fuse_attention(graph: torch.fx.Graph, report: GraphReport) -> None:

@@ -1,7 +1,7 @@
 """Recognise fusions in which Inductor's own kernel is already the fastest, and report them.
 
-`benchmarks/left_to_inductor.py` measures each against the library kernels that a fused op of ours
-could call; the notes give the result.
+`benchmarks/studies/left_to_inductor.py` measures each against the library kernels that a fused op
+of ours could call; the notes give the result.
 """
 
 import functools
@@ -15,8 +15,10 @@ from torch import Tensor
 from ipex_inductor.passes.engine.rule import Constant, Form, Rule
 from ipex_inductor.passes.fusion.epilogue import Producer, family
 
-ONE_KERNEL = "Inductor's own is one kernel (benchmarks/left_to_inductor.py)"
-NO_BATCHED = "oneDNN has no batched product with an epilogue (benchmarks/left_to_inductor.py)"
+ONE_KERNEL = "Inductor's own is one kernel (benchmarks/studies/left_to_inductor.py)"
+NO_BATCHED = (
+    "oneDNN has no batched product with an epilogue (benchmarks/studies/left_to_inductor.py)"
+)
 EPS = Constant(0.37)
 
 

@@ -127,7 +127,8 @@ NORMED = Rule(
     anchor="native_layer_norm",
     when=_has_kernel,
     weights=("weight",),
-    note="Inductor adds and normalises in one kernel, rounding no sum (benchmarks/add_norm.py)",
+    note="Inductor adds and normalises in one kernel, rounding no sum "
+    "(benchmarks/studies/add_norm.py)",
     claims=True,
 )
 

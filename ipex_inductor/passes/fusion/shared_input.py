@@ -1,8 +1,8 @@
 """Join linear layers on one input, of any widths, into one GEMM on concatenated weights.
 
 One call then replaces several; the prologue concatenates the weights. On a CPU that pays while the
-input has few rows (`benchmarks/shared_input.py`). On a GPU it always pays, as the GPU is filled
-better and readers take their columns in place (`benchmarks/nlp.py`).
+input has few rows (`benchmarks/studies/shared_input.py`). On a GPU it always pays, as
+the GPU is filled better and readers take their columns in place (`benchmarks/nlp.py`).
 """
 
 import operator

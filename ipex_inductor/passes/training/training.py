@@ -2,9 +2,9 @@
 
 The result is an equal tensor, so a rule is correct wherever the backward does not read what
 vanishes: the backward of relu, sigmoid or tanh reads the result, that of a sum nothing. Weights
-change at every step, so nothing is folded, packed or joined here. `benchmarks/training_rules.py`
-measures what pays: for large linear layers, and for bf16 ones, a step is 1.00 to 1.29 of Inductor's
-speed.
+change at every step, so nothing is folded, packed or joined here.
+`benchmarks/studies/training_rules.py` measures what pays: for large linear layers, and for bf16
+ones, a step is 1.00 to 1.29 of Inductor's speed.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ Why = Callable[[Mapping[str, Any]], str | None]
 
 # The fewest multiplications of a linear layer in fp32. Below, torch's kernel and a second one for
 # the epilogue take 0.2 (of few) to 1.0 times as long as oneDNN's call on an unpacked weight
-# (`python benchmarks/plain.py --only linear`).
+# (`python -m benchmarks plain_weights --only linear`).
 LEAST = 1 << 26
 
 NO_WORD = "oneDNN has no such epilogue: Inductor's own kernel follows the product"
@@ -44,7 +44,7 @@ LACKING = {
 ATTENTION = "Inductor's own patterns of attention hold its backward too"
 # Products or rules that do not pay, by name, with the measured speed of a step.
 LEFT = {
-    "conv": "0.92 to 1.02 of Inductor's speed in a step (benchmarks/training_rules.py)",
+    "conv": "0.92 to 1.02 of Inductor's speed in a step (benchmarks/studies/training_rules.py)",
 }
 
 

@@ -1,7 +1,7 @@
 """Compute GEMMs on weights in blocks by a kernel of ours, where it was measured to beat oneDNN's.
 
 It serves linear layers, and 1 x 1 convolutions in channels-last graphs. The size of one GEMM is
-weighed against what is set up for it at each call (`benchmarks/blocked.py`).
+weighed against what is set up for it at each call (`benchmarks/studies/blocked.py`).
 """
 
 import math

@@ -1,7 +1,7 @@
 """Run convolutions by a oneDNN with cached primitives, where that library is installed.
 
 It saves the descriptors that torch's oneDNN creates at each call, some 25 microseconds
-(`benchmarks/kept.py`).
+(`benchmarks/studies/cached_primitives.py`).
 """
 
 import math
@@ -35,7 +35,8 @@ class Most(NamedTuple):
     added: float
 
 
-# The largest calls for which cached primitives are faster, by CPU and dtype (`benchmarks/kept.py`).
+# The largest calls for which cached primitives are faster, by CPU and dtype
+# (`benchmarks/studies/cached_primitives.py`).
 # On AVX2 torch's newer kernels lead for groups of 8 channels (in bf16 on AMX too) and, in place,
 # behind addends; descriptors take 45 microseconds there.
 FASTER: Mapping[tuple[str, torch.dtype], Most] = {

@@ -30,8 +30,8 @@ class Most(NamedTuple):
 
 
 # By kind of product and memory format of a convolution's result: the largest for which all smaller
-# cases of `python benchmarks/plain.py` were faster, alone, with an addend and with a ReLU, on AMX
-# and on such a CPU restricted to AVX-512 or AVX2.
+# cases of `python -m benchmarks plain_weights` were faster, alone, with an addend and with a
+# ReLU, on AMX and on such a CPU restricted to AVX-512 or AVX2.
 FASTER: dict[tuple[str, str], Most] = {
     ("one pixel", "contiguous"): Most(8 << 20, pixels=4096),
     ("one pixel", "channels_last"): Most(3 << 19, pixels=2048),

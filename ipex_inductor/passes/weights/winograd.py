@@ -2,7 +2,7 @@
 
 It saves 20 of 36 products of each pair of channels in fp32, and 108 of 144 in bf16. That must pay
 for the transforms of activations and sums, and for a weight of 16 or 36 elements instead of 9,
-which is stored in fp32 even in bf16 (`benchmarks/winograd.py`).
+which is stored in fp32 even in bf16 (`benchmarks/studies/winograd.py`).
 """
 
 import math
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
     pairs: int = 0
 
 
-# Bounds where it is faster, by CPU and dtype (`benchmarks/winograd.py`).
+# Bounds where it is faster, by CPU and dtype (`benchmarks/studies/winograd.py`).
 FASTER: Mapping[tuple[str, torch.dtype], Bounds] = {
     ("x86-64:avx2", torch.float32): Bounds(32, 32, 9, 0.6),
     ("x86-64:avx512_bf16", torch.float32): Bounds(16, 16, 4, 0.6),

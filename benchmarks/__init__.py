@@ -1,0 +1,1 @@
+"""Benchmarks: a few entries for whole models, kernels and start-up, and studies of one question."""

@@ -1,0 +1,1 @@
+"""Modules that benchmarks import, and programs that they start."""

@@ -1,0 +1,1 @@
+"""Single kernels on one GPU, beside the libraries'."""

@@ -1,0 +1,1 @@
+"""Time until a compiled model's first output."""

@@ -1,0 +1,10 @@
+"""GPT-2 small, for `benchmarks/studies/prebuild_ci.py`."""
+
+from typing import Any
+
+from ipex_inductor.cli.demo.models import load
+
+
+def make() -> tuple[Any, tuple[Any, ...]]:
+    """One input, in bf16."""
+    return load("gpt2", "bf16", 1, "cpu")
