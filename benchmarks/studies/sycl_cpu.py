@@ -27,7 +27,7 @@ from ipex_inductor.templates.sycl import product
 from ipex_inductor.templates.sycl.calls import engines
 from ipex_inductor.templates.sycl.device import device_of
 from ipex_inductor.templates.sycl.kernel import DTYPES
-from ipex_inductor.templates.sycl.product import Epilogue
+from ipex_inductor.templates.sycl.product import Epilogue, Kernel, Operands
 from ipex_inductor.templates.sycl.tiles import CPU, tiles
 
 RESULTS = Path(__file__).parents[1] / "results" / "sycl_cpu.jsonl"
@@ -79,14 +79,14 @@ def linear_case(device, dtype, size, rounds):
     """Return a square linear layer with bias and relu."""
     word = DTYPES[dtype]
     tile = tiles(CPU, word, *engines(device))[0]
-    source = product.source(tile, CPU, "rows", word, word, RELU)
+    kernel = Kernel(device, product.source(tile, CPU, "rows", word, word, RELU), tile)
     x, weight = torch.randn(size, size).to(dtype), (torch.randn(size, size) / 32).to(dtype)
     bias, ready = torch.randn(size).to(dtype), pack_weight(weight)
     sides = {
         "torch": lambda: F.relu(F.linear(x, weight, bias)),
-        "sycl": lambda: product.linear(device, source, tile, x, ready, size, bias),
+        "sycl": lambda: product.linear(kernel, x, ready, size, Operands(bias)),
         "sycl, packed each time": lambda: product.linear(
-            device, source, tile, x, pack_weight(weight), size, bias
+            kernel, x, pack_weight(weight), size, Operands(bias)
         ),
     }
     check_sides(F.relu(F.linear(x.double(), weight.double(), bias.double())), **sides)
@@ -99,7 +99,7 @@ def conv_case(device, dtype, rounds):
     """Return a 3 x 3 convolution over 64 channels with bias and relu, channels-last."""
     word = DTYPES[dtype]
     tile = tiles(CPU, word, *engines(device))[0]
-    source = product.source(tile, CPU, "window", word, word, RELU)
+    kernel = Kernel(device, product.source(tile, CPU, "window", word, word, RELU), tile)
     window = Window((3, 3), padding=(1, 1))
     last = {"memory_format": torch.channels_last}
     x, weight = torch.randn(2, 64, 56, 56), torch.randn(64, 64, 3, 3) / 24
@@ -107,7 +107,7 @@ def conv_case(device, dtype, rounds):
     bias, ready = torch.randn(64).to(dtype), pack_kernel(weight, window)
     sides = {
         "torch": lambda: F.relu(F.conv2d(x, weight, bias, padding=1)),
-        "sycl": lambda: product.conv(device, source, tile, x, ready, 64, window, bias),
+        "sycl": lambda: product.conv(kernel, x, ready, 64, window, Operands(bias)),
     }
     check_sides(F.relu(F.conv2d(x.double(), weight.double(), bias.double(), padding=1)), **sides)
     name = "conv 2x64x56x56, 64 of 3x3, bias, relu"

@@ -7,13 +7,14 @@ torch's ops compute the result, and one log line says why.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import DeviceError, SyclError
+from ipex_inductor.ops.common.defining import name_arguments
 from ipex_inductor.ops.conv.sycl import (
     Window,
     conv_in_torch,
@@ -24,20 +25,12 @@ from ipex_inductor.ops.conv.sycl import (
 from ipex_inductor.templates.sycl import grouped, product, words
 from ipex_inductor.templates.sycl.device import Device, device_of
 from ipex_inductor.templates.sycl.kernel import DTYPES
-from ipex_inductor.templates.sycl.product import Epilogue
+from ipex_inductor.templates.sycl.product import Epilogue, Kernel, Operands
 from ipex_inductor.templates.sycl.source import Source
 from ipex_inductor.templates.sycl.tiles import CPU, ENGINES, Tile, tiles
 
 GROUPS = "groups"
 GATHERS = ("rows", "window", GROUPS)
-
-
-class Kernel(NamedTuple):
-    """A loaded kernel of a call; `tile` is the tile of a GEMM, None for grouped convolutions."""
-
-    device: Device
-    source: Source
-    tile: Tile | None
 
 
 @functools.cache
@@ -130,7 +123,7 @@ def _compute(
     loaded: Kernel | str,
     run: Callable[[Kernel], Tensor],
     instead: Callable[..., Tensor],
-    *args: Any,
+    **named: Any,
 ) -> Tensor:
     """Return the result of the kernel, or of torch's ops if there is none or it fails."""
     reason = loaded
@@ -140,69 +133,38 @@ def _compute(
         except SyclError as error:
             reason = str(error).partition("\n")[0]
     say(f"a compiled graph runs in torch's ops what it has kernels in SYCL for: {reason}")
-    return instead(*args)
+    return instead(**named)
 
 
-def _linear(
-    x: Tensor,
-    weight: Tensor,
-    columns: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    block: str = "",
-) -> Tensor:
-    few = math.prod(x.shape[:-1]) == 1
+def _linear(*args: Any, **named: Any) -> Tensor:
+    call = name_arguments(sycl_linear._opoverload, args, named)
+    few = math.prod(call.x.shape[:-1]) == 1
+    epilogue = Epilogue(call.binary, call.unary)
 
     def run(loaded: Kernel) -> Tensor:
-        device, source, tile = loaded
-        assert tile is not None
-        scalar_pair = words.scalars(unary, scalars)
-        return product.linear(device, source, tile, x, weight, columns, bias, other, scalar_pair)
+        operands = Operands(call.bias, call.other, words.scalars(call.unary, call.scalars))
+        return product.linear(loaded, call.x, call.weight, call.columns, operands)
 
-    return _compute(
-        kernel(x.device, x.dtype, "rows", few, Epilogue(binary, unary), block),
-        *(run, linear_in_torch, x, weight, columns, bias, other, binary, unary, scalars),
-    )
+    loaded = kernel(call.x.device, call.x.dtype, "rows", few, epilogue, call.block)
+    return _compute(loaded, run, linear_in_torch, **vars(call))
 
 
-def _conv(
-    x: Tensor,
-    weight: Tensor,
-    columns: int,
-    bias: Tensor | None,
-    other: Tensor | None,
-    window: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-    binary: str,
-    unary: str,
-    scalars: list[float],
-    last: bool,
-    block: str = "",
-) -> Tensor:
-    spacing = stride, padding, dilation
+def _conv(*args: Any, **named: Any) -> Tensor:
+    call = name_arguments(sycl_conv._opoverload, args, named)
+    epilogue = Epilogue(call.binary, call.unary)
 
     def run(loaded: Kernel) -> Tensor:
-        device, source, tile = loaded
-        geometry = Window((*window,), (*stride,), (*padding,), (*dilation,))
-        scalar_pair = words.scalars(unary, scalars)
-        result = (
-            grouped.conv(device, source, x, weight, geometry, groups, bias, other, scalar_pair)
-            if tile is None
-            else product.conv(
-                device, source, tile, x, weight, columns, geometry, bias, other, scalar_pair
-            )
-        )
-        return result if last else result.contiguous()
+        sizes = (call.window, call.stride, call.padding, call.dilation)
+        window = Window(*(tuple(pair) for pair in sizes))
+        operands = Operands(call.bias, call.other, words.scalars(call.unary, call.scalars))
+        tensors = call.x, call.weight
+        if loaded.tile is None:
+            device, source, _ = loaded
+            result = grouped.conv(device, source, *tensors, window, call.groups, operands)
+        else:
+            result = product.conv(loaded, *tensors, call.columns, window, operands)
+        return result if call.last else result.contiguous()
 
-    gather = GROUPS if groups > 1 else "window"
-    return _compute(
-        kernel(x.device, x.dtype, gather, False, Epilogue(binary, unary), block),
-        *(run, conv_in_torch, x, weight, columns, bias, other, window, *spacing, groups),
-        *(binary, unary, scalars, last),
-    )
+    gather = GROUPS if call.groups > 1 else "window"
+    loaded = kernel(call.x.device, call.x.dtype, gather, False, epilogue, call.block)
+    return _compute(loaded, run, conv_in_torch, **vars(call))

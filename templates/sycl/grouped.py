@@ -9,7 +9,7 @@ from ipex_inductor.ops.conv.sycl import Window
 from ipex_inductor.templates.sycl import words
 from ipex_inductor.templates.sycl.device import Device
 from ipex_inductor.templates.sycl.kernel import constants, head, options, part, types
-from ipex_inductor.templates.sycl.product import Epilogue
+from ipex_inductor.templates.sycl.product import Epilogue, Operands
 from ipex_inductor.templates.sycl.source import Entry, Source
 from ipex_inductor.templates.sycl.tiles import CPU, LANES
 
@@ -47,9 +47,7 @@ def conv(
     weight: Tensor,
     window: Window,
     groups: int,
-    bias: Tensor | None = None,
-    other: Tensor | None = None,
-    scalars: tuple[float, float] = (0.0, 0.0),
+    operands: Operands,
 ) -> Tensor:
     """Return the grouped convolution of x [B, C, H, W] as [B, O, H', W'], channels-last.
 
@@ -60,10 +58,9 @@ def conv(
         weight: a weight laid out by `pack_grouped`.
         window: the kernel size, stride, padding and dilation.
         groups: the number of groups.
-        bias: [O], or None.
-        other: the second operand of the epilogue, of the result's shape, or None.
-        scalars: the scalars of the unary operation.
+        operands: operands of the epilogue: a bias, an addend and scalars.
     """
+    bias, other, scalars, *_ = operands
     x = x.contiguous(memory_format=torch.channels_last)
     batch, channels, *image = x.shape
     *_, channels_per_group, out_channels = weight.shape

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,112 +92,113 @@ def source(tile: Tile, arch: str, gather: str, given: str, made: str, epilogue: 
     )
 
 
+class Kernel(NamedTuple):
+    """A loaded kernel; `tile` is the tile of a GEMM, None for grouped convolutions."""
+
+    device: Device
+    source: Source
+    tile: Tile | None
+
+
+class Operands(NamedTuple):
+    """Operands of an epilogue, each None where the kernel has none.
+
+    Args:
+        bias: [N].
+        other: the second operand of the binary operation, of the result's shape.
+        scalars: the scalars of the unary operation.
+        scale: of each column of int8 sums, [N].
+        gated: the weight and the bias of the second GEMM of a GLU.
+    """
+
+    bias: Tensor | None = None
+    other: Tensor | None = None
+    scalars: tuple[float, float] = (0.0, 0.0)
+    scale: Tensor | None = None
+    gated: tuple[Tensor, Tensor | None] | None = None
+
+
+BARE = Operands()
+
+
 def linear(
-    device: Device,
-    made: Source,
-    tile: Tile,
+    kernel: Kernel,
     x: Tensor,
     weight: Tensor,
     columns: int,
-    bias: Tensor | None = None,
-    other: Tensor | None = None,
-    scalars: tuple[float, float] = (0.0, 0.0),
-    scale: Tensor | None = None,
-    gated: tuple[Tensor, Tensor | None] | None = None,
+    operands: Operands = BARE,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the linear layer of x [..., K] with a packed weight, as [..., columns].
 
     Args:
-        device: the device of the tensors.
-        made: a kernel of `source` with gather `rows`.
-        tile: the tile of that kernel.
+        kernel: a kernel of `source` with gather `rows`.
         x: the activation [..., K].
         weight: a weight packed by `pack_weight`.
         columns: N, the columns of the result.
-        bias: [columns], or None.
-        other: the second operand of the epilogue, of the result's shape, or None.
-        scalars: the scalars of the unary operation.
-        scale: of each column of int8 sums [columns], or None.
-        gated: the weight and the bias of the second GEMM of a GLU, or None.
+        operands: operands of the epilogue.
         dtype: of the result; x's if None.
     """
-    rows = _rows(x)
+    rows, other = _rows(x), operands.other
     size = (*x.shape[:-1], columns)
     out = x.new_empty(size, dtype=dtype or x.dtype)
     addend = _rows(other.expand(size)) if other is not None else None
-    sizes = (1, rows.shape[1])
-    _launch(
-        device, made, tile, rows, weight, _rows(out), bias, addend, scalars, scale, gated,
-        sizes, (rows.stride(0),),
-    )  # fmt: skip
+    operands = operands._replace(other=addend)
+    _launch(kernel, rows, weight, _rows(out), operands, (1, rows.shape[1]), (rows.stride(0),))
     return out
 
 
 def conv(
-    device: Device,
-    made: Source,
-    tile: Tile,
+    kernel: Kernel,
     x: Tensor,
     weight: Tensor,
     columns: int,
     window: Window,
-    bias: Tensor | None = None,
-    other: Tensor | None = None,
-    scalars: tuple[float, float] = (0.0, 0.0),
-    scale: Tensor | None = None,
+    operands: Operands = BARE,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the convolution of x [B, C, H, W] as [B, columns, H', W'], channels-last.
 
     Args:
-        device: the device of the tensors.
-        made: a kernel of `source` with gather `window`.
-        tile: the tile of that kernel.
+        kernel: a kernel of `source` with gather `window`.
         x: the activation [B, C, H, W].
         weight: a weight packed by `pack_kernel`.
         columns: N, the output channels.
         window: the kernel size, stride, padding and dilation.
-        bias: [columns], or None.
-        other: the second operand of the epilogue, of the result's shape, or None.
-        scalars: the scalars of the unary operation.
-        scale: of each column of int8 sums [columns], or None.
+        operands: operands of the epilogue, without a GLU.
         dtype: of the result; x's if None.
     """
     x = x.contiguous(memory_format=torch.channels_last)
     batch, channels, *image = x.shape
     height, width = sides(image, window.size, window.stride, window.padding, window.dilation)
     out = x.new_empty((batch, height, width, columns), dtype=dtype or x.dtype)
+    other = operands.other
     addend = _rows(other.permute(0, 2, 3, 1)) if other is not None else None
+    operands = operands._replace(other=addend)
     geometry = (
         *(*image, channels, height, width, window.across),
         *(*window.stride, *window.padding, *window.dilation),
     )
-    _launch(
-        device, made, tile, x, weight, out.flatten(0, 2), bias, addend, scalars, scale, None,
-        (window.runs, window.terms(channels)), geometry,
-    )  # fmt: skip
+    terms = window.runs, window.terms(channels)
+    _launch(kernel, x, weight, out.flatten(0, 2), operands, terms, geometry)
     return out.permute(0, 3, 1, 2)
 
 
 def _launch(
-    device: Device,
-    kernel_source: Source,
-    tile: Tile,
+    kernel: Kernel,
     x: Tensor,
     weight: Tensor,
     out: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    scalars: tuple[float, float],
-    scale: Tensor | None,
-    gated: tuple[Tensor, Tensor | None] | None,
+    operands: Operands,
     terms: tuple[int, int],
     geometry: Sequence[int],
 ) -> None:
+    device, source, tile = kernel
+    assert tile is not None
     if not out.numel():
         return
     rows, columns = out.shape
+    bias, other, scalars, scale, gated = operands
     second, second_bias = gated or (None, None)
     vectors = [t.contiguous() if t is not None else None for t in (bias, second_bias, scale)]
     pointers = (x, weight, second, *vectors, other, out)
@@ -204,7 +206,7 @@ def _launch(
     sizes = (rows, columns, *terms, len(weight) * COLUMNS, line, out.stride(0), *scalars)
     arguments = [0 if argument is None else argument for argument in (*pointers, *sizes, *geometry)]
     groups = -(-columns // tile.columns), -(-rows // tile.rows)
-    device.load(kernel_source).kernel("product")(
+    device.load(source).kernel("product")(
         arguments, (groups[0], groups[1] * tile.threads), (1, tile.threads)
     )
 

@@ -35,7 +35,7 @@ from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.ops.conv.sycl import COLUMNS, RUN, pack_grouped, pack_kernel, pack_weight
 from ipex_inductor.templates.sycl import calls, grouped, norm, product, words
 from ipex_inductor.templates.sycl.kernel import part, prevent_unrolling
-from ipex_inductor.templates.sycl.product import Epilogue
+from ipex_inductor.templates.sycl.product import Epilogue, Kernel, Operands
 from ipex_inductor.templates.sycl.tiles import AMX, CPU, ENGINES, XE_NARROW, XE_WIDE, tiles
 
 pytestmark = [needs_sycl, pytest.mark.timeout(900)]
@@ -80,11 +80,10 @@ def check_linear(device, source, tile, dtype, epilogue, scalars=(), shapes=LINEA
         gate = None
         if epilogue.gated:
             gate = draw((columns, terms), WORDS[dtype]), drawn((columns,), of)
-        found = product.linear(
-            device, source, tile, x, pack_weight(weight), columns, bias, other,
-            words.scalars(epilogue.unary, scalars), scale,
-            gate and (pack_weight(gate[0]), gate[1]), of,
-        )  # fmt: skip
+        second = gate and (pack_weight(gate[0]), gate[1])
+        operands = Operands(bias, other, words.scalars(epilogue.unary, scalars), scale, second)
+        kernel = Kernel(device, source, tile)
+        found = product.linear(kernel, x, pack_weight(weight), columns, operands, of)
         wanted, size = sums_of(cases.linear, x, weight, bias, scale)
         wanted, size = finished(wanted, size, epilogue.binary, epilogue.unary, scalars, other)
         if gate:
@@ -115,10 +114,9 @@ def check_conv(device, source, tile, dtype, epilogue, shapes=CONV):
         other = None
         if epilogue.binary != "none":
             other = drawn(wanted.shape, of).to(memory_format=torch.channels_last)
-        found = product.conv(
-            device, source, tile, x, pack_kernel(weight, window), columns, window,
-            bias, other, scale=scale, dtype=of,
-        )  # fmt: skip
+        kernel, packed = Kernel(device, source, tile), pack_kernel(weight, window)
+        operands = Operands(bias, other, scale=scale)
+        found = product.conv(kernel, x, packed, columns, window, operands, of)
         wanted = finished(wanted, magnitude, epilogue.binary, epilogue.unary, (), other)
         assert close(found, *wanted), f"{image} -> {columns}, {window}"
         assert found.is_contiguous(memory_format=torch.channels_last)
@@ -207,10 +205,9 @@ def test_words(device, unary, binary):
     source = product.source(tile, CPU, "rows", "fp32", "fp32", epilogue)
     scalars, x, other = SCALARS.get(unary, ()), torch.rand(7, 40) + 0.1, torch.rand(7, 19) / 8
     weight = torch.rand(19, 40) / 40 + 0.1
-    found = product.linear(
-        device, source, tile, x, pack_weight(weight), 19, None, other if binary != "none" else
-        None, words.scalars(unary, scalars),
-    )  # fmt: skip
+    addend = other if binary != "none" else None
+    operands = Operands(None, addend, words.scalars(unary, scalars))
+    found = product.linear(Kernel(device, source, tile), x, pack_weight(weight), 19, operands)
     wanted, _ = finished(*cases.linear(x, weight, None), binary, unary, scalars, other)
     # exp and the cube are as steep as they are large here.
     assert ((found - wanted).abs() <= 4 * ADDED * (1 + wanted.abs())).all()
@@ -248,10 +245,8 @@ def test_grouped(device, dtype, epilogue):
         bias = drawn((columns,), WORDS[dtype]) if number % 2 else None
         sums, magnitude = cases.conv(x, weight, bias, window, groups)
         other = drawn(sums.shape, WORDS[dtype]) if epilogue.binary != "none" else None
-        found = grouped.conv(
-            device, of_grouped(dtype, epilogue), x, pack_grouped(weight), window, groups,
-            bias, other,
-        )  # fmt: skip
+        kernel, operands = of_grouped(dtype, epilogue), Operands(bias, other)
+        found = grouped.conv(device, kernel, x, pack_grouped(weight), window, groups, operands)
         wanted = finished(sums, magnitude, epilogue.binary, epilogue.unary, (), other)
         assert close(found, *wanted), f"{image} -> {columns} in {groups}, {window}"
 
