@@ -1,6 +1,7 @@
 """The Dynamo backend `ipex`: options, graph passes, then Inductor's `compile_fx`.
 
-Everything is per call: no global option, registry of Inductor or user pass is changed.
+Options and passes are set per call: no global option, lowering of an aten op or user pass is
+changed. docs/internals/hooks.md lists the hooks that stay in the process.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,6 +31,8 @@ def _later(compiled: Callable[[str], Any], source: str) -> Any:
     """Return a stand-in for `compiled(source)` that imports Jinja and compiles at first use."""
 
     class Later:
+        """A template that is compiled when an attribute is first read."""
+
         def __getattr__(self, name: str) -> Any:
             template = compiled(source)
             self.__dict__.update(vars(template))
