@@ -30,7 +30,7 @@ from ipex_inductor.cli.demo import measure, models
 
 # What is timed, by where it is looked up; the indented is part of what stands above it.
 PARTS = {
-    "identity": "backend:_identity",
+    "identity": "compiler.request:Request.identity",
     "joint pass": "passes.joint:JointPass.__call__",
     "  views and clones": "passes.joint:drop_noops",
     "  weights": "passes.pass_context:weights_of",
