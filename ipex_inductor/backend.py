@@ -334,24 +334,12 @@ def _check_rules(config: CompileConfig) -> None:
     from ipex_inductor.lowerings.pointwise import channel_tiles
     from ipex_inductor.passes.attention import grouped_queries, masks
     from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
-    from ipex_inductor.passes.joint import RULE_NAMES
-    from ipex_inductor.passes.layout import cats, channels_last
-    from ipex_inductor.passes.training import foreach, moments, pool, relu_masks
+    from ipex_inductor.passes.joint import RULE_NAMES, SWITCHES
+    from ipex_inductor.passes.training import foreach
     from ipex_inductor.passes.weights import plain, upcast
 
-    pass_modules = (
-        cats,
-        channels_last,
-        foreach,
-        grouped_queries,
-        moments,
-        plain,
-        pool,
-        relu_masks,
-        upcast,
-    )
-    ours = {channel_tiles.NAME, *(m.NAME for m in pass_modules)}
-    rule_names = RULE_NAMES | masks.NAMES | {OPTIMIZER_STEP} | ours
+    besides = {m.NAME for m in (channel_tiles, foreach, grouped_queries, plain, upcast)}
+    rule_names = RULE_NAMES | SWITCHES | masks.NAMES | {OPTIMIZER_STEP} | besides
     for name in sorted(config.rules_off - rule_names - {"*"}):
         raise unknown("rule", name, rule_names)
 

@@ -33,7 +33,7 @@ PARTS = {
     "cache keys": "compiler.request:Request.key",
     "joint pass": "passes.joint:JointPass.__call__",
     "  views and clones": "passes.joint:drop_noops",
-    "  weights": "passes.joint:weights_of",
+    "  weights": "passes.pass_context:weights_of",
     "  folding": "passes.layout.folding:fold_batch_norms",
     "  rules": "passes.joint:apply_rules",
     "    tracing patterns": "passes.engine.rule:_patterns",

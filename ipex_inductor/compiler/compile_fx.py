@@ -197,6 +197,7 @@ def _joint_pass(
     """
     from ipex_inductor.lowerings.select.library import Chooser
     from ipex_inductor.passes.joint import JointPass
+    from ipex_inductor.passes.pass_context import PassSettings
     from ipex_inductor.passes.weights import upcast
     from ipex_inductor.passes.weights.sycl import DTYPES
 
@@ -205,14 +206,17 @@ def _joint_pass(
     # A package gets its C++ wrapper later, which cannot call a library's fused convolutions either.
     wrapped = packaged or _setting(patches, "cpp_wrapper")
     no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
-    return JointPass(
-        request.identity(selected, folder.level if folder else None),
+    settings = PassSettings(
         config.rules_off,
         request.training,
-        graph_report,
-        compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
         low_precision if prologue else frozenset(),
+    )
+    return JointPass(
+        request.identity(selected, folder.level if folder else None),
+        settings,
+        graph_report,
+        compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
         strides,
     )
 

@@ -1,11 +1,11 @@
 """The custom pass that is given to Inductor: rules on whole ops, then Inductor's decompositions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.graph import GraphLowering
 
 from ipex_inductor import compat
 from ipex_inductor.errors import PassError
@@ -13,11 +13,10 @@ from ipex_inductor.passes.attention import attention, misread
 from ipex_inductor.passes.correctness import corrections
 from ipex_inductor.passes.correctness.output_strides import OutputStrides
 from ipex_inductor.passes.engine.rule import apply_rules, whole_ops
-from ipex_inductor.passes.engine.whole_ops import decompose, reduced_table
+from ipex_inductor.passes.engine.whole_ops import decompose
 from ipex_inductor.passes.fusion import (
     batch_norm_relu,
     conv,
-    joined,
     left,
     library,
     linear,
@@ -25,9 +24,9 @@ from ipex_inductor.passes.fusion import (
 )
 from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
+from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
-from ipex_inductor.passes.weights.prologue import weight_inputs, weight_only
 from ipex_inductor.reporting.decisions import GraphReport
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
@@ -36,6 +35,118 @@ RULE_NAMES = frozenset(rule.name for rule in RULES) | (
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
+INFERENCE, TRAINING, BOTH = Graphs.INFERENCE, Graphs.TRAINING, Graphs.BOTH
+
+
+def _choose_layout(c: PassContext) -> None:
+    c.prefers_channels_last = channels_last.is_preferred(c.graph)
+
+
+def _fold_batch_norms(c: PassContext) -> None:
+    folding.fold_batch_norms(c.graph, c.weights, c.settings.rules_off, c.report)
+
+
+def _transpose_weights(c: PassContext) -> None:
+    transpose_weights(c.graph, c.weights)
+
+
+def _fuse_attention(c: PassContext) -> None:
+    attention.fuse_attention(c.graph, c.report)
+
+
+def _apply_rules(c: PassContext) -> None:
+    apply_rules(RULES, c.graph, c.weights, c.settings.rules_off, c.report)
+
+
+def _join_linears(c: PassContext) -> None:
+    shared_input.join_linears(c.graph, c.weights, c.report)
+
+
+def _convert_to_channels_last(c: PassContext) -> None:
+    channels_last.convert(c.graph, c.report)
+
+
+def _fuse_batch_norm_relu(c: PassContext) -> None:
+    batch_norm_relu.place(c.graph, c.settings.choose, c.weights, c.table, c.report)
+
+
+def _place_calls(c: PassContext) -> None:
+    library.place(c.graph, c.settings.choose, c.weights, c.table, c.report)
+
+
+def _report_batch_norms(c: PassContext) -> None:
+    training.say_batch_norms(c.graph, c.report)
+
+
+def _report_attention(c: PassContext) -> None:
+    training.say_attention(c.graph, c.report)
+
+
+def _apply_training_rules(c: PassContext) -> None:
+    apply_rules(training.RULES, c.graph, c.weights, c.settings.rules_off, c.report)
+
+
+def _place_image_calls(c: PassContext) -> None:
+    library.place_images(c.graph, c.settings.choose, c.table, c.report)
+
+
+def _place_gradient_calls(c: PassContext) -> None:
+    library.place_weight_gradients(c.graph, c.settings.choose, c.table, c.report)
+
+
+def _hide_misread_attention(c: PassContext) -> None:
+    misread.keep_apart(c.graph, c.report)
+
+
+# All passes in order: a graph goes through those of its kind that are not switched off.
+PASSES = (
+    # Patterns do not see through clones and views without effect.
+    Pass("no-ops", INFERENCE, lambda c: drop_noops(c.graph), ANY_RULE),
+    # Inductor's heuristic counts torch's convolutions, which rules replace.
+    Pass("layout choice", INFERENCE, _choose_layout, channels_last.NAME),
+    # A fold leaves a product beside its activation, which rules fuse.
+    Pass("batch norm folding", INFERENCE, _fold_batch_norms, ANY_RULE, changes_weights=True),
+    # Patterns of linear layers read the weight transposed.
+    Pass("weight transposes", INFERENCE, _transpose_weights, changes_weights=True),
+    # A rule reports a softmax as left to Inductor, which may be of an attention.
+    Pass("attention", INFERENCE, _fuse_attention, attention.NAME),
+    Pass("rules", INFERENCE, _apply_rules, ANY_RULE),
+    # Only layers that no rule fused are joined.
+    Pass("linears on one input", INFERENCE, _join_linears, shared_input.NAME),
+    # Convolutions of ours are converted too; calls are chosen for the converted layout.
+    Pass(
+        "channels-last",
+        INFERENCE,
+        _convert_to_channels_last,
+        channels_last.NAME,
+        condition=lambda c: c.prefers_channels_last,
+        changes_weights=True,
+    ),
+    Pass("strides", INFERENCE, lambda c: channels_last.hold_strides(c.graph), ANY_RULE),
+    # It takes a convolution before the next pass takes it alone.
+    Pass("batch norm and relu", INFERENCE, _fuse_batch_norm_relu, batch_norm_relu.NAME),
+    # Ops of ours on a GPU end here.
+    Pass("library calls", INFERENCE, _place_calls),
+    # Concatenations before batch norms may be fused by now.
+    Pass("shared parts", INFERENCE, lambda c: cats.rewrite(c.graph, c.report), cats.NAME),
+    # Both only report, so they run before anything changes.
+    Pass("batch norm report", TRAINING, _report_batch_norms, ANY_RULE),
+    Pass("attention report", TRAINING, _report_attention, ANY_RULE),
+    Pass("training rules", TRAINING, _apply_training_rules, ANY_RULE),
+    Pass("max pools", TRAINING, lambda c: pool.replace(c.graph, c.report), pool.NAME),
+    Pass("image calls", TRAINING, _place_image_calls),
+    Pass("weight gradient calls", TRAINING, _place_gradient_calls),
+    # Only attention that no pass took is left to Inductor's patterns.
+    Pass("misread attention", BOTH, _hide_misread_attention, stage="rewritten"),
+    # Passes above match whole ops; those below match what Inductor's decompositions leave.
+    Pass("decompositions", BOTH, lambda c: decompose(c.graph, c.whole)),
+    Pass("corrections", BOTH, lambda c: corrections.correct(c.graph, c.report)),
+    Pass("moments", TRAINING, lambda c: moments.rewrite(c.graph, c.report), moments.NAME),
+    # A mask is read off the moments of its norm.
+    Pass("relu masks", TRAINING, lambda c: relu_masks.rewrite(c.graph, c.report), relu_masks.NAME),
+)
+SWITCHES = frozenset(each.switch for each in PASSES if each.switch) - {ANY_RULE}
+
 
 class JointPass(CustomGraphPass):
     """All rewrites of one joint or inference graph, after the user's own passes.
@@ -43,33 +154,24 @@ class JointPass(CustomGraphPass):
     Args:
         identity: What the generated code depends on besides the graph. Inductor's caches see it
             through `uuid`, the only part of their keys that this package sets.
-        rules_off: Names of rules that are off; "*" for all.
-        training: Whether the graph is for training.
+        settings: The settings of the passes.
         report: Gets the decisions.
         user_passes: The user's own passes, which run first.
-        choose: Returns the call that computes an op of ours on a GPU.
-        dtypes: The dtypes of products that kernels other than oneDNN's compute.
         strides: Records the strides of the results before anything changes.
     """
 
     def __init__(
         self,
         identity: str,
-        rules_off: frozenset[str],
-        training: bool,
+        settings: PassSettings,
         report: GraphReport,
         user_passes: list[Callable[[torch.fx.Graph], object]],
-        choose: joined.Choose = library.nothing,
-        dtypes: frozenset[torch.dtype] = frozenset(),
         strides: OutputStrides | None = None,
     ) -> None:
         self.identity = identity
-        self.rules_off = rules_off
-        self.training = training
+        self.settings = settings
         self.report = report
         self.user_passes = user_passes
-        self.choose = choose
-        self.dtypes = dtypes
         self.strides = strides
 
     def __call__(self, graph: torch.fx.Graph) -> None:
@@ -80,63 +182,15 @@ class JointPass(CustomGraphPass):
             user_pass(graph)
         self.report.source = "passes"
         self.report.show("traced", graph)
-        training = self.training or is_joint(graph)
-        try:
-            if training:
-                self._rewrite_training(graph)
-            else:
-                with also_in(self.dtypes):
-                    self._rewrite(graph)
-            misread.keep_apart(graph, self.report)
-            self.report.show("rewritten", graph)
-            decompose(graph, WHOLE)
-            corrections.correct(graph, self.report)
-            if training and not {"*", moments.NAME} & self.rules_off:
-                moments.rewrite(graph, self.report)
-            if training and not {"*", relu_masks.NAME} & self.rules_off:
-                relu_masks.rewrite(graph, self.report)
+        graphs = TRAINING if self.settings.training or is_joint(graph) else INFERENCE
+        context = PassContext(graph, self.report, self.settings, WHOLE)
+        with also_in(self.settings.dtypes if graphs is INFERENCE else frozenset()):
+            for each in PASSES:
+                if each.is_on(graphs, self.settings.rules_off):
+                    with _failing_as(f"pass {each.name!r}"):
+                        each.apply(context)
+        with _failing_as("the final lint"):
             graph.lint()
-        except Exception as error:
-            raise PassError(
-                "the joint graph pass to finish",
-                f"{type(error).__name__}: {error}",
-                'Please report it; options={"rules": "-*"} avoids the rules.',
-            ) from error
-
-    def _rewrite(self, graph: torch.fx.Graph) -> None:
-        if "*" not in self.rules_off:
-            drop_noops(graph)
-        converts = not {"*", channels_last.NAME} & self.rules_off and _is_better_last(graph)
-        folding.fold_batch_norms(graph, weights_of(graph), self.rules_off, self.report)
-        transpose_weights(graph, weights_of(graph))
-        weights = weights_of(graph)
-        if not {"*", attention.NAME} & self.rules_off:
-            attention.fuse_attention(graph, self.report)
-        apply_rules(RULES, graph, weights, self.rules_off, self.report)
-        if not {"*", shared_input.NAME} & self.rules_off:
-            shared_input.join_linears(graph, weights, self.report)
-        if converts:
-            channels_last.convert(graph, self.report)
-            weights = weights_of(graph)
-        if "*" not in self.rules_off:
-            channels_last.hold_strides(graph)
-        context = self.choose, weights, reduced_table(WHOLE), self.report
-        if not {"*", batch_norm_relu.NAME} & self.rules_off:
-            batch_norm_relu.place(graph, *context)
-        library.place(graph, *context)
-        if not {"*", cats.NAME} & self.rules_off:
-            cats.rewrite(graph, self.report)
-
-    def _rewrite_training(self, graph: torch.fx.Graph) -> None:
-        if "*" not in self.rules_off:
-            training.say_batch_norms(graph, self.report)
-            training.say_attention(graph, self.report)
-        apply_rules(training.RULES, graph, weights_of(graph), self.rules_off, self.report)
-        if not {"*", pool.NAME} & self.rules_off:
-            pool.replace(graph, self.report)
-        table = reduced_table(WHOLE)
-        library.place_images(graph, self.choose, table, self.report)
-        library.place_weight_gradients(graph, self.choose, table, self.report)
 
     def uuid(self) -> Any | None:
         """Return what identifies the rewrites; None (no caching) if a user's pass has no uuid."""
@@ -144,19 +198,17 @@ class JointPass(CustomGraphPass):
         return None if uuids is None else (self.identity, *uuids)
 
 
-def weights_of(graph: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Return parameters and buffers of an inference graph, and nodes computed from them alone."""
-    inputs = weight_inputs(graph, compat.static_inputs())
-    return {*inputs, *weight_only(graph, inputs)}
-
-
-def _is_better_last(graph: torch.fx.Graph) -> bool:
-    """Return whether Inductor would lower convolutions of this graph to channels-last."""
-    images = graph.find_nodes(op="call_function", target=torch.ops.aten.convolution.default)
-    gm = graph.owning_module
-    if gm is None or not any(map(channels_last.is_on_cpu_or_gpu, images)):
-        return False
-    return GraphLowering.decide_layout_opt(gm, is_inference=True)
+@contextmanager
+def _failing_as(step: str) -> Iterator[None]:
+    """Raise `PassError`, which names the step, for what is raised inside."""
+    try:
+        yield
+    except Exception as error:
+        raise PassError(
+            "the joint graph pass to finish",
+            f"{type(error).__name__} in {step}: {error}",
+            'Please report it; options={"rules": "-*"} avoids the rules.',
+        ) from error
 
 
 def is_joint(graph: torch.fx.Graph) -> bool:

@@ -41,6 +41,7 @@ from ipex_inductor.errors import PassError
 from ipex_inductor.passes import joint
 from ipex_inductor.passes.attention import attention
 from ipex_inductor.passes.engine.whole_ops import reduced_table
+from ipex_inductor.passes.pass_context import PassSettings
 from ipex_inductor.passes.weights import prologue
 from ipex_inductor.passes.weights.packing import PACKERS
 from ipex_inductor.reporting.decisions import GraphReport
@@ -284,7 +285,7 @@ def rewrite(
     gm, report = captured.copy(), GraphReport()
     with captured.compiling():
         try:
-            joint.JointPass("", off, captured.joint, report, [])(gm.graph)
+            joint.JointPass("", PassSettings(off, captured.joint), report, [])(gm.graph)
         except PassError as error:
             raise Mismatch(f"the pass failed: {error}") from error
     captured.check_sizes(gm.graph)

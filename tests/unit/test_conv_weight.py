@@ -34,6 +34,7 @@ from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops.conv.small_channel import runs
 from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE, JointPass
+from ipex_inductor.passes.pass_context import PassSettings
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting.decisions import GraphReport
 from ipex_inductor.target.device import find_target
@@ -319,7 +320,7 @@ def trained(monkeypatch, tmp_path, code_alone):
 
         given, report = {"config_patches": {"fx_graph_cache": False}}, GraphReport()
         if choose is not None:
-            joint = JointPass("a test", frozenset(), True, report, [], asked)
+            joint = JointPass("a test", PassSettings(training=True, choose=asked), report, [])
             given["config_patches"]["joint_custom_pre_pass"] = joint
             given["decompositions"] = reduced_table(WHOLE)
         last = {"memory_format": torch.channels_last}

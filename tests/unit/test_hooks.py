@@ -28,7 +28,7 @@ BY_NAME = {"atexit.register", "gc.disable", "gc.enable", "torch.manual_seed"}
 PER_OBJECT = {
     *("register_buffer", "register_forward_hook", "register_forward_pre_hook", "register_hook"),
     *("register_load_state_dict_post_hook", "register_load_state_dict_pre_hook"),
-    *("register_operation_list", "register_post_accumulate_grad_hook"),
+    *("register_by_name", "register_operation_list", "register_post_accumulate_grad_hook"),
     *("register_state_dict_post_hook", "register_graph_pattern"),
 }
 # Methods that change what another package holds.

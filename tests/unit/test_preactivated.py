@@ -27,10 +27,12 @@ from ipex_inductor.lowerings.problem.workload import inputs_of, operands_by_name
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.passes import joint
+from ipex_inductor.passes import pass_context
 from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.fusion.batch_norm_relu import NAME, place
 from ipex_inductor.passes.joint import RULE_NAMES, WHOLE, JointPass
+from ipex_inductor.passes.pass_context import PassSettings
+from ipex_inductor.passes.weights.prologue import weight_only
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting.decisions import GraphReport
 from ipex_inductor.target.device import find_target
@@ -337,11 +339,11 @@ def test_among_all_rules_it_can_be_left_out(off, monkeypatch):
 
     def weights_of(graph):
         given = graph.find_nodes(op="placeholder")[3:]
-        return {*given, *joint.weight_only(graph, given)}
+        return {*given, *weight_only(graph, given)}
 
-    monkeypatch.setattr(joint, "weights_of", weights_of)
+    monkeypatch.setattr(pass_context, "weights_of", weights_of)
     assert NAME in RULE_NAMES
-    report = GraphReport()
+    report, settings = GraphReport(), PassSettings(frozenset(off), choose=together)
     with described_gpu.device(find_target("h200")), FakeTensorMode() as mode, torch.no_grad():
         inputs = [
             torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in (*SIZES, *[(24,)] * 4)
@@ -350,7 +352,7 @@ def test_among_all_rules_it_can_be_left_out(off, monkeypatch):
         gm = make_fx(layer, decomposition_table=reduced_table(WHOLE))(*inputs)
         gm.graph.eliminate_dead_code()
         with V.set_fake_mode(mode):
-            JointPass("", frozenset(off), False, report, [], together)(gm.graph)
+            JointPass("", settings, report, [])(gm.graph)
     ops = targets(gm)
     assert ("ipex.preactivated_rows.default" in ops) == (not off)
     assert len(images(gm, aten.cat.default)) == bool(off)

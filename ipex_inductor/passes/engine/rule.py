@@ -145,11 +145,9 @@ def apply_rules(
         rules: The rules, in order.
         graph: The graph, changed in place.
         weights: Nodes that are parameters or buffers, or computed from them alone.
-        off: Names of rules that are off; "*" for all.
+        off: Names of rules that are off.
         report: Gets the decisions.
     """
-    if "*" in off:
-        return
     ops = {getattr(n.target, "overloadpacket", None) for n in graph.nodes}
     names = {packet.__name__ for packet in ops if packet is not None}
     with _running(_Run(off, weights, report, set(), set())):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._inductor import inductor_prims
+from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
@@ -45,6 +46,15 @@ FOLLOWING = frozenset(
         inductor_prims._low_memory_max_pool_with_offsets,
     }
 )
+
+
+def is_preferred(graph: torch.fx.Graph) -> bool:
+    """Return whether Inductor would lower convolutions of this graph to channels-last."""
+    images = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    gm = graph.owning_module
+    if gm is None or not any(map(is_on_cpu_or_gpu, images)):
+        return False
+    return GraphLowering.decide_layout_opt(gm, is_inference=True)
 
 
 def convert(graph: torch.fx.Graph, report: GraphReport) -> None:

@@ -126,16 +126,16 @@ def split(
     weights = weight_inputs(gm.graph, static_input_idxs)
     if sycl is not None:
         with also_in(DTYPES):
-            take(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, sycl)
+            take(gm.graph, with_derived(gm.graph, weights), report, sycl)
     budget = _Budget(limit if limit >= 0 else math.inf)
     stays = why_plain if in_python else None
     arrange = functools.partial(_arrange, why_not_blocked, why_not_kept, stays, budget)
     with also_in(narrow):
-        fit_to_kernels(gm.graph, {**weights, **weight_only(gm.graph, weights)}, report, why_plain)
+        fit_to_kernels(gm.graph, with_derived(gm.graph, weights), report, why_plain)
         if weights and narrow:
-            weight_nodes = {**weights, **weight_only(gm.graph, weights)}
+            weight_nodes = with_derived(gm.graph, weights)
             upcast.widen(gm.graph, weight_nodes, narrow, report, why_not_blocked)
-        packable = _packed_sizes(gm.graph, {**weights, **weight_only(gm.graph, weights)})
+        packable = _packed_sizes(gm.graph, with_derived(gm.graph, weights))
         if limit < 0:
             packable = _without_quantized(packable, weights, report)
         chosen = {n for n, size in packable.items() if budget.take(size)}
@@ -291,6 +291,11 @@ def weight_only(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, N
         if inputs and is_pure(node) and all(n in weights or n in derived for n in inputs):
             derived[node] = None
     return derived
+
+
+def with_derived(graph: torch.fx.Graph, weights: dict[Node, int]) -> dict[Node, int | None]:
+    """Return weights and the pure nodes that depend on them and constants alone."""
+    return {**weights, **weight_only(graph, weights)}
 
 
 def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
