@@ -10,12 +10,12 @@ parts.
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
 NAME = "ipex.triton.preactivated"
 
 # Beyond the last row and column these are read again, and the results are not stored.
-SOURCE = read_kernel_text("batch_norm_relu")
+SOURCE = read_kernel_text("triton/batch_norm_relu.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.geometry import geometry
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
-SOURCE = read_kernel_text("conv_fprop")
+SOURCE = read_kernel_text("triton/conv_fprop.py.jinja")
 
 
 @dataclass(frozen=True)

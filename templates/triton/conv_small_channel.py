@@ -13,9 +13,9 @@ from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.ops.conv.small_channel import TERMS, Runs, runs
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
-SOURCE = read_kernel_text("conv_small_channel")
+SOURCE = read_kernel_text("triton/conv_small_channel.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.ops.conv.small_channel_pool import AROUND, STEP, WINDOW
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import conv_small_channel
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
-SOURCE = read_kernel_text("conv_small_channel_pool")
+SOURCE = read_kernel_text("triton/conv_small_channel_pool.py.jinja")
 
 
 @dataclass(frozen=True)

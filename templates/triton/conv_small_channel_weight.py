@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.conv.small_channel import Runs, runs
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.conv_small_channel import NARROWEST, WIDEST, gathering
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
 NAME = "ipex.triton.stem_weight"
 
 # Elements beside a kernel are loaded and multiplied too: their sums are cut off.
-SOURCE = read_kernel_text("conv_small_channel_weight")
+SOURCE = read_kernel_text("triton/conv_small_channel_weight.py.jinja")
 
 
 @dataclass(frozen=True)

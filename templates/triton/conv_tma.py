@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.geometry import geometry
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
-SOURCE = read_kernel_text("conv_tma")
+SOURCE = read_kernel_text("triton/conv_tma.py.jinja")
 
 
 @dataclass(frozen=True)

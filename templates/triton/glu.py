@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.pointwise.gelu import CLAMP, MILLS
+from ipex_inductor.templates.kernel_text import fill_values, read_kernel_text
 from ipex_inductor.templates.triton import persistent
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
 NAME = "ipex.triton.gated"
 
 _HIGHEST, _SECOND, *_REST = MILLS
 # Activations are those of `ops/pointwise/gelu.py`.
-SOURCE = read_kernel_text(
-    "glu",
+SOURCE = fill_values(
+    read_kernel_text("triton/glu.py.jinja"),
     CLAMP=f"{CLAMP}",
     HIGHEST=f"{_HIGHEST}",
     SECOND=f"{_SECOND}",

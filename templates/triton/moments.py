@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.pointwise.moments import SAMPLES, sample_distance
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
-SOURCE = read_kernel_text("moments")
+SOURCE = read_kernel_text("triton/moments.py.jinja")
 SLOTS = 4  # sum, sum of squares, shift: the next power of two
 
 

@@ -8,11 +8,11 @@ computed.
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
 NAME = "ipex.triton.persistent"
 
-SOURCE = read_kernel_text("persistent")
+SOURCE = read_kernel_text("triton/persistent.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
 # OFFSETS is written.
-FORWARD = read_kernel_text("pool_forward")
+FORWARD = read_kernel_text("triton/pool_forward.py.jinja")
 
 # The pixels of a step of the window, in both directions, are in equal windows.
-BACKWARD = read_kernel_text("pool_backward")
+BACKWARD = read_kernel_text("triton/pool_backward.py.jinja")
 
 
 @dataclass(frozen=True)

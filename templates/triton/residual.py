@@ -8,13 +8,13 @@ TMA tiles, they do not have to fit, as in `conv_tma.py`.
 from collections.abc import Sequence
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import conv_tma, weight_stationary
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
-STREAMED = read_kernel_text("residual_streamed")
+STREAMED = read_kernel_text("triton/residual_streamed.py.jinja")
 
 # Each sum has a pipeline of its own: a load that depends on whose turn it is would have none.
-BOXES = read_kernel_text("residual_boxes")
+BOXES = read_kernel_text("triton/residual_boxes.py.jinja")
 
 # The fastest of 5 to 6 each on an H200, for the four shortcuts of ResNet-50 with 128 images.
 STREAMED_TILES = (

@@ -8,7 +8,7 @@ about 26 kB on each multiprocessor.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import fill_values, read_kernel_text
 
 NAME = "ipex.few_rows"
 MOST = 32  # rows: beyond, the GEMM is no longer limited by memory alone
@@ -107,8 +107,9 @@ def tiles(one_row: bool) -> Iterator[Tile]:
 # these 64 bits by chance as rarely as two 64-bit digests collide, and the last part resets them.
 # Addition of two terms is commutative, so no result depends on which part was last.
 def _body(one_row: bool, how: Tile, **names: str) -> str:
-    rows = read_kernel_text("skinny_one_row" if one_row else "skinny_few_rows", **names)
-    return rows + read_kernel_text("skinny_joined" if how.joined else "skinny_parts", **names)
+    rows = "triton/skinny_one_row.py.jinja" if one_row else "triton/skinny_few_rows.py.jinja"
+    end = "triton/skinny_joined.py.jinja" if how.joined else "triton/skinny_parts.py.jinja"
+    return fill_values(read_kernel_text(rows) + read_kernel_text(end), **names)
 
 
 def inductor_source(one_row: bool, how: Tile = USUAL) -> str:

@@ -7,14 +7,14 @@ loop.
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import persistent
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
 
 NAME = "ipex.triton.pipelined"
 
 # Beyond the last row and column these are read again, and the results are not stored: loads need no
 # mask.
-SOURCE = read_kernel_text("software_pipelined")
+SOURCE = read_kernel_text("triton/software_pipelined.py.jinja")
 
 
 # Hopper and Blackwell have TMA: there these are for results whose rows it cannot write.

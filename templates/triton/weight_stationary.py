@@ -8,11 +8,11 @@ load of a loop with a number of stages.
 from dataclasses import dataclass
 from typing import Any
 
-from ipex_inductor.templates.triton.kernel_text import read_kernel_text
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
 NAME = "ipex.triton.streamed"
 
-SOURCE = read_kernel_text("weight_stationary")
+SOURCE = read_kernel_text("triton/weight_stationary.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import triton
 from rendered import (
     binary,
     compiled,
-    kernel_files,
+    modules,
     ready,
     shortcut_compiled,
     signature,
@@ -286,7 +286,7 @@ SMALL = {
 
 
 def test_each_template_is_here():
-    assert {small.module for small in SMALL.values()} == kernel_files().keys()
+    assert {small.module for small in SMALL.values()} == modules()
     assert {small.name for small in SMALL.values()} == {*OURS, skinny.NAME, ""}
 
 

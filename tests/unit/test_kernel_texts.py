@@ -1,68 +1,73 @@
-"""Files of kernels in Triton: each is read by one module, and macros are shared."""
+"""Files of kernels in Triton: each is read by one module, and shared macros by several kernels."""
 
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from rendered import kernel_files
 
-from ipex_inductor.templates.triton import kernel_text
+from ipex_inductor.templates import kernel_text
 
 FOLDER = Path(kernel_text.__file__).parent
-FILES = sorted(file.name.removesuffix(".py.jinja") for file in FOLDER.glob("*.py.jinja"))
-KERNELS = [name for name in FILES if name != kernel_text.MACROS]
-
-
-def text_of(name):
-    return (FOLDER / f"{name}.py.jinja").read_text(encoding="utf-8")
+FILES = {
+    file.relative_to(FOLDER).as_posix(): file.read_text(encoding="utf-8")
+    for file in sorted(FOLDER.glob("*/*.py.jinja"))
+}
+SHARED = f"triton/{kernel_text.MACROS}"
+INDUCTORS = [path for path in FILES if path.startswith("triton/") and path != SHARED]
+MACRO = re.compile(r"^\{% macro (\w+)\((.*)\) %\}$", re.MULTILINE)
+VALUE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def test_each_file_is_read_by_one_module():
-    readers = Counter(name for names in kernel_files().values() for name in names)
-    assert readers == dict.fromkeys(KERNELS, 1)
-
-
-def test_each_macro_is_called_by_several_kernels():
-    calls = Counter(
-        name for kernel in KERNELS for name in {*re.findall(r"macros\.(\w+)", text_of(kernel))}
+    modules = (path.read_text(encoding="utf-8") for path in FOLDER.glob("*/*.py"))
+    readers = Counter(
+        path for text in modules for path in {*re.findall(r'"(\w+/\w+\.py\.jinja)"', text)}
     )
-    assert calls.keys() == kernel_text.macros().keys()
+    assert readers == dict.fromkeys(FILES.keys() - {SHARED}, 1)
+
+
+def test_each_shared_macro_is_called_by_several_kernels():
+    calls = Counter(
+        name for path in INDUCTORS for name in {*re.findall(r"macros\.(\w+)", FILES[path])}
+    )
+    assert calls.keys() == kernel_text.read_macros(SHARED).keys()
     assert min(calls.values()) > 1
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_lines_are_tidy(name):
-    text = text_of(name)
+@pytest.mark.parametrize("path", FILES)
+def test_lines_are_tidy(path):
+    text = FILES[path]
     assert "\t" not in text
     assert text.endswith("\n")
-    lines = text.splitlines()
-    assert [line for line in lines if line != line.rstrip() or len(line) > 100] == []
+    assert [line for line in text.splitlines() if line != line.rstrip() or len(line) > 100] == []
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_all_calls_are_expanded(name):
-    text = kernel_text.read_kernel_text(name)
+@pytest.mark.parametrize("path", INDUCTORS)
+def test_all_calls_are_expanded(path):
+    text = kernel_text.read_kernel_text(path)
     assert "macros." not in text
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-def test_a_macro_takes_the_indentation_of_its_call_but_not_its_statements(monkeypatch, tmp_path):
-    files = {
-        "kernel": "{{def_kernel()}}\n    {{ macros.load() }}\n    y = {{y}}\n    z = {{z}}\n",
-        kernel_text.MACROS: "{#- what -#}\n\n{% macro load() %}\n{%- if A %}\nx = 1\n\n"
-        "if x:\n    x = 2\n{%- endif %}\n{% endmacro %}\n",
-    }
-    for name, text in files.items():
-        (tmp_path / f"{name}.py.jinja").write_text(text)
-    monkeypatch.setattr(kernel_text, "__file__", str(tmp_path / "kernel_text.py"))
-    kernel_text.macros.cache_clear()
-    try:
-        text = kernel_text.read_kernel_text("kernel", y="1")
-    finally:
-        kernel_text.macros.cache_clear()
-        kernel_text._read_expanded.cache_clear()
-    assert text == (
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("optimizer/")])
+def test_macros_name_the_values_that_they_need(path):
+    named = {name: {*filter(None, each.split(", "))} for name, each in MACRO.findall(FILES[path])}
+    macros = kernel_text.read_macros(path)
+    assert named == {name: {*VALUE.findall(text)} for name, text in macros.items()}
+    module = (FOLDER / path.removesuffix(".jinja")).read_text(encoding="utf-8")
+    assert {*re.findall(r'_fill\(\s*"(\w+)"', module)} == macros.keys()
+
+
+def test_a_macro_takes_the_indentation_of_its_call_but_not_its_statements(tmp_path):
+    kernel = "{{def_kernel()}}\n    {{ macros.load() }}\n    y = {{y}}\n    z = {{z}}\n"
+    macro = "{%- if A %}\nx = 1\n\nif x:\n    x = 2\n{%- endif %}\n"
+    (tmp_path / "planted.py.jinja").write_text(kernel)
+    (tmp_path / kernel_text.MACROS).write_text(
+        f"{{# why #}}\n{{% macro load() %}}\n{macro}{{% endmacro %}}\n"
+    )
+    text = kernel_text.read_kernel_text(str(tmp_path / "planted.py.jinja"))
+    assert kernel_text.fill_values(text, y=1) == (
         "{{def_kernel()}}\n{%- if A %}\n    x = 1\n\n    if x:\n        x = 2\n{%- endif %}\n"
         "    y = 1\n    z = {{z}}\n"
     )
