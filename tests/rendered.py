@@ -24,7 +24,7 @@ def modules():
     return {
         file.stem
         for file in Path(folder, "triton").glob("*.py")
-        if "{{def_kernel(" in file.read_text()
+        if "read_kernel_text(" in file.read_text()
     }
 
 

@@ -1,8 +1,10 @@
 """Optimizer-step kernels in Triton, for GPUs."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from textwrap import indent
 
+from ipex_inductor.templates.kernel_text import fill_macro
 from ipex_inductor.templates.optimizer.step import StepKernel, assignments, scalar_names
 
 TYPES = {
@@ -16,130 +18,7 @@ Columns = tuple[tuple[str, str], ...]  # names and dtypes
 SIXTEEN_BITS = {"float16", "bfloat16"}
 ROW = 3  # numbers of a row of `scalars`: the address of its step, its group, how far it is
 
-_WORDS = """\
-import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-
-
-@triton.jit
-def where(condition, a, b):
-    return tl.where(condition, a, b)
-
-
-@triton.jit
-def sqrt(x):
-    return {sqrt}
-
-
-@triton.jit
-def pow(a, b):
-    return libdevice.pow(tl.cast(a, tl.float64), tl.cast(b, tl.float64))
-
-
-@triton.jit
-def maximum(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-
-@triton.jit
-def joined(upper, lower):
-    wide = upper.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
-    return (wide | lower.to(tl.uint16, bitcast=True).to(tl.uint32)).to(tl.float32, bitcast=True)
-
-
-"""
-_HEAD = '''\
-@triton.jit
-def {name}({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program is a chunk: a row, and which part of its tensors; a row ends with their size."""
-'''
-_OWN = """\
-    chunk = tl.program_id(0).to(tl.int64)
-    number = tl.load(chunks + 2 * chunk).to(tl.int64)
-    block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
-"""
-_ROW = """\
-    begin = BLOCK * block
-    row = rows + {width} * number
-    size = tl.load(row + {width} - 1)
-"""
-_BOTH = '''\
-@triton.jit
-def step({arguments}, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program takes norms of a chunk, or steps it (`~block`) when those of its row are known.
-
-    They take turns as they begin: whom one waits for is on its way, however many there is room for.
-    Counters only grow, so what they were `before` this launch follows from the turn.
-    """
-    turn = tl.atomic_add(counters, 1, sem="relaxed")
-    before = turn // tl.num_programs(0)
-    chunk = turn % tl.num_programs(0)
-    number = tl.load(chunks + 2 * chunk).to(tl.int64)
-    block = tl.load(chunks + 2 * chunk + 1).to(tl.int64)
-    counters += 1
-    if block >= 0:
-        norms_of(before, chunk, number, block, {given}, ALIGNED, BLOCK)
-    else:
-        done = counters + number
-        count = tl.cdiv(tl.load(rows + {width} * number + {width} - 1), {blocks} * BLOCK)
-        known = (before + 1) * (count + 1)
-        while tl.atomic_add(done, 0, sem="acquire") < known:
-            while tl.load(done, volatile=True) < known:
-                pass
-        step_of(before, chunk, number, ~block, {given}, ALIGNED, BLOCK)
-'''
-# The last program of a row adds up what all of them found, in their order.
-_LAST = """\
-    tl.debug_barrier()
-    count = tl.cdiv(size, {blocks} * BLOCK)
-    if tl.atomic_add(counters + number, 1, sem="acq_rel") == {last}:
-        parts += {norms} * (chunk - block)
-        index = tl.arange(0, BLOCK // 8)
-"""
-_SCALARS_OF = '''\
-@triton.jit
-def scalars_of(
-    begin, rows, count, numbers, rates, scale, left, table, BLOCK: tl.constexpr
-):
-    """A block of rows: their steps are counted, and what `step` reads of them is made.
-
-    Gradients are to be taken `scale` times, and rows to be `left` as they are unless that is 0.
-    """
-    row = begin + tl.arange(0, BLOCK)
-    inside = row < count
-    address = tl.load(rows + {row} * row, mask=inside, other=0)
-    group = tl.load(rows + {row} * row + 1, mask=inside, other=0)
-    far = tl.load(rows + {row} * row + 2, mask=inside, other=0)
-    first = far != 0
-    counted = address.to(tl.pointer_type({counted}))
-    here = inside & (address != 0)
-    step = tl.where(here, tl.load(counted, mask=here, other=0).to(tl.float64), far) + 1.0
-    live = left + tl.zeros([BLOCK], tl.float32) == 0
-    tl.store(counted, step.to({counted}), mask=here & live)
-'''
-_SCALARS = '''
-
-@triton.jit
-def scalars(
-    rows, count, numbers, rates, times, divisor, factor, found_inf, table, BLOCK: tl.constexpr
-):
-    """A program is a block of rows.
-
-    Gradients are to be taken `times`, over what `divisor` points to, times `factor`'s; addresses
-    may be 0, for what is not there.
-    """
-    left = 0.0
-    if found_inf != 0:
-        left = tl.load(found_inf.to(tl.pointer_type(tl.float32)))
-    scale = times
-    if divisor != 0:
-        scale = scale / tl.load(divisor.to(tl.pointer_type(tl.float32))).to(tl.float64)
-    if factor != 0:
-        scale = scale * tl.load(factor.to(tl.pointer_type(tl.float64)))
-    begin = BLOCK * tl.program_id(0)
-    scalars_of(begin, rows, count, numbers, rates, scale, left, table, BLOCK)
-'''
+_fill = functools.partial(fill_macro, "optimizer/step_triton.py.jinja")
 
 
 def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
@@ -163,13 +42,13 @@ def triton_source(kernel: StepKernel, tabled: bool = False) -> str:
             kernels.append(head("norms", norms_signature(kernel, tabled), width) + norms)
         else:
             every = ", ".join(arguments)
-            both = _BOTH.format(arguments=every, given=every, width=width, blocks=blocks)
+            both = _fill("norms_and_step", arguments=every, given=every, width=width, blocks=blocks)
             parts = (
                 _part("norms_of", arguments, width) + norms,
                 _part("step_of", arguments, width) + body,
             )
             kernels = [*parts, both]
-    kernels += [scalars_of(kernel) + _SCALARS] * tabled
+    kernels += [scalars_of(kernel) + _fill("scalars")] * tabled
     return words(_sixteen_bits(kernel)) + "\n\n\n".join(kernels)
 
 
@@ -221,13 +100,17 @@ def _real(kernel: StepKernel) -> str:
 
 def head(name: str, arguments: Iterable[str], width: int) -> str:
     """Return the first lines of a kernel with a chunk a program and rows of width `width`."""
-    return _HEAD.format(name=name, arguments=", ".join(arguments)) + _OWN + _ROW.format(width=width)
+    return (
+        _fill("head", name=name, arguments=", ".join(arguments))
+        + _fill("own_chunk")
+        + _fill("row", width=width)
+    )
 
 
 def _part(name: str, arguments: Iterable[str], width: int) -> str:
     """Return the first lines of a function that a kernel of `head` calls."""
     every = ", ".join(("before", "chunk", "number", "block", *arguments))
-    return _HEAD.format(name=name, arguments=every) + _ROW.format(width=width)
+    return _fill("head", name=name, arguments=every) + _fill("row", width=width)
 
 
 def _width(kernel: StepKernel) -> int:
@@ -345,7 +228,7 @@ def _norms(kernel: StepKernel, tabled: bool) -> str:
         last += ["tl.debug_barrier()", 'tl.atomic_add(counters + number, 1, sem="acq_rel")']
     which = "count - 1" if kernel.sharded else "before * (count + 1) + count - 1"
     body = indent("\n".join(lines), " " * 4) + "\n"
-    body += _LAST.format(norms=len(norms), last=which, blocks=blocks_of(kernel))
+    body += _fill("last_program", norms=len(norms), last=which, blocks=blocks_of(kernel))
     return body + indent("\n".join(last), " " * 8) + "\n"
 
 
@@ -355,7 +238,7 @@ def scalars_of(kernel: StepKernel) -> str:
     Computed in fp64, as in C++. A group's rate may be a tensor, which then counts instead of its
     number; the address of an fp64 rate is odd.
     """
-    begin = _SCALARS_OF.format(row=ROW, counted=TYPES[kernel.counted or "float32"])
+    begin = _fill("scalars_of", row=ROW, counted=TYPES[kernel.counted or "float32"])
     numbers = kernel.rule.numbers
     loads = (
         f"{name} = tl.load(numbers + {len(numbers)} * group + {number}, mask=inside, other=0)"
@@ -387,7 +270,7 @@ def words(coarse: bool) -> str:
     a third of the time.
     """
     rounded = "tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)"
-    return _WORDS.format(sqrt="tl.sqrt(x)" if coarse else rounded)
+    return _fill("words", sqrt="tl.sqrt(x)" if coarse else rounded)
 
 
 def _sixteen_bits(kernel: StepKernel) -> bool:

@@ -1,43 +1,16 @@
 """Updates read from graphs, in Triton: the lines of the C++ kernels, for GPUs."""
 
+import functools
 import re
 from dataclasses import replace
 from textwrap import indent
 
 from ipex_inductor.ops.optimizer.update import Update
+from ipex_inductor.templates.kernel_text import fill_macro
 from ipex_inductor.templates.optimizer.step import assignments
 from ipex_inductor.templates.optimizer.step_triton import SIXTEEN_BITS, TYPES, head, of_chunk, words
 
-_ROUNDED = """\
-@triton.jit
-def as_{name}(x):
-    return tl.cast(tl.cast(x, tl.float32), tl.{name}).to(tl.float32)
-
-
-"""
-_SINGLE = """\
-@triton.jit
-def as_float32(x):
-    return tl.cast(tl.cast(x, tl.float32), tl.float64)
-
-
-"""
-_SCALARS = '''\
-@triton.jit
-def scalars(rows, count, numbers, table, BLOCK: tl.constexpr):
-    """A program is a block of rows: it counts their steps, and makes what `step` reads of them.
-
-    A row is the address of its step, and its group; numbers are a group's, fp64 or addresses.
-    """
-    row = BLOCK * tl.program_id(0) + tl.arange(0, BLOCK)
-    inside = row < count
-    group = tl.load(rows + 2 * row + 1, mask=inside, other=0)
-'''
-_COUNTED = """\
-counted = tl.load(rows + 2 * row, mask=inside, other=0).to(tl.pointer_type({dtype}))
-step = tl.load(counted, mask=inside, other=0).to(tl.float64) + 1.0
-tl.store(counted, step.to({dtype}), mask=inside)
-"""
+_fill = functools.partial(fill_macro, "optimizer/update_triton.py.jinja")
 
 
 def update_triton_source(update: Update) -> str:
@@ -50,8 +23,8 @@ def update_triton_source(update: Update) -> str:
     step = head("step", step_signature(update), len(update.columns) + 1) + indent(
         "\n".join(lines), " " * 4
     )
-    rounded = "".join(_ROUNDED.format(name=name) for name in sorted(SIXTEEN_BITS))
-    rounded += _SINGLE * any("as_float32(" in line for line in update.scalars)
+    rounded = "".join(_fill("as_rounded", name=name) for name in sorted(SIXTEEN_BITS))
+    rounded += _fill("as_float32") * any("as_float32(" in line for line in update.scalars)
     coarse = {dtype for _, dtype in update.columns} <= SIXTEEN_BITS
     return f"{words(coarse)}{rounded}{step}\n\n\n{_scalars(update, names, real)}"
 
@@ -104,13 +77,13 @@ def _scalars(update: Update, names: tuple[str, ...], real: str) -> str:
             load = f"tl.load({load}.to(tl.pointer_type({TYPES[dtype]})), mask=inside, other=0)"
         lines.append(f"{name} = {load}.to(tl.float64{'' if dtype else ', bitcast=True'})")
     if update.counted:
-        lines += _COUNTED.format(dtype=TYPES[update.counted]).splitlines()
+        lines += _fill("count_step", dtype=TYPES[update.counted]).splitlines()
     lines += update.scalars
     lines += [
         f"tl.store(table + {len(names)} * row + {k}, tl.cast({name}, {real}), mask=inside)"
         for k, name in enumerate(names)
     ]
-    return _SCALARS + indent("\n".join(lines), " " * 4) + "\n"
+    return _fill("scalars") + indent("\n".join(lines), " " * 4) + "\n"
 
 
 def _element(update: Update, real: str, inside: str) -> list[str]:

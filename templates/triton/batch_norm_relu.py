@@ -10,87 +10,12 @@ parts.
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
+
 NAME = "ipex.triton.preactivated"
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 # Beyond the last row and column these are read again, and the results are not stored.
-SOURCE = """\
-{%- set parts = namespace(names=[]) %}
-{%- for i in range(PARTS) %}{% set parts.names = parts.names + ["P%d" % i] %}{% endfor %}
-{%- if BIASED %}{{def_kernel("X", "A", "W", "BIAS", *parts.names)}}
-{%- else %}{{def_kernel("X", "A", "W", *parts.names)}}{% endif %}
-    # Neighbours share rows, which the cache then has.
-    block = tl.program_id(0)
-    row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + block // BLOCKS_N * BLOCK_M
-    column = tl.arange(0, BLOCK_N).to(INDEX_DTYPE) + block % BLOCKS_N * BLOCK_N
-    pixel = {{"tl.minimum(row, ROWS - 1)" if ROWS % BLOCK_M else "row"}}
-    used = {{"tl.minimum(column, COLUMNS - 1)" if COLUMNS % BLOCK_N else "column"}}
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    term = tl.arange(0, BLOCK_K)
-    given = X + (pixel * FIRST)[:, None] + term[None, :]
-    weights = W + (used * TERMS)[None, :] + term[:, None]
-    for k in tl.range(0, FIRST, BLOCK_K, num_stages=STAGES):
-{%- if FIRST % BLOCK_K %}
-        there = term < FIRST - k
-        left = tl.load(given + k, mask=there[None, :], other=0.0)
-        scale = tl.load(A + k + term, mask=there, other=0.0)
-        shift = tl.load(A + TERMS + k + term, mask=there, other=0.0)
-        right = tl.load(weights + k, mask=there[:, None], other=0.0)
-{%- else %}
-        left = tl.load(given + k)
-        scale = tl.load(A + k + term)
-        shift = tl.load(A + TERMS + k + term)
-        right = tl.load(weights + k)
-{%- endif %}
-        made = left.to(tl.float32) * scale[None, :] + shift[None, :]
-        made = tl.maximum(made, 0.0, propagate_nan=tl.PropagateNan.ALL).to(left.dtype)
-        acc = tl.dot(made, right, acc, allow_tf32=ALLOW_TF32)
-{%- if PARTS %}
-    # So many parts a step, each in its own columns.
-    beside = tl.arange(0, ABREAST * LANE)
-    which = beside // LANE
-    channel = beside % LANE
-    at = (pixel * EACH)[:, None] + channel[None, :]
-    behind = FIRST + which * EACH + channel
-    weights = W + (used * TERMS)[None, :] + behind[:, None]
-    for part in tl.range(0, PARTS, ABREAST, num_stages=STAGES):
-{%- for j in range(ABREAST) %}
-        source{{j}} = P{{j if j < PARTS else 0}}
-{%- for i in range(j + ABREAST, PARTS, ABREAST) %}
-        source{{j}} = tl.where(part == {{i - j}}, P{{i}}, source{{j}})
-{%- endfor %}
-{%- endfor %}
-        source = source0
-{%- for j in range(1, ABREAST) %}
-        source = tl.where(which == {{j}}, source{{j}}, source)
-{%- endfor %}
-        address = source{{"[None, :]" if ABREAST > 1}} + at
-        k = part * EACH
-{%- if EACH != LANE or PARTS % ABREAST %}
-        there = (channel < EACH) & (which < PARTS - part)
-        left = tl.load(address, mask=there[None, :], other=0.0)
-        scale = tl.load(A + k + behind, mask=there, other=0.0)
-        shift = tl.load(A + TERMS + k + behind, mask=there, other=0.0)
-        right = tl.load(weights + k, mask=there[:, None], other=0.0)
-{%- else %}
-        left = tl.load(address)
-        scale = tl.load(A + k + behind)
-        shift = tl.load(A + TERMS + k + behind)
-        right = tl.load(weights + k)
-{%- endif %}
-        made = left.to(tl.float32) * scale[None, :] + shift[None, :]
-        made = tl.maximum(made, 0.0, propagate_nan=tl.PropagateNan.ALL).to(left.dtype)
-        acc = tl.dot(made, right, acc, allow_tf32=ALLOW_TF32)
-{%- endif %}
-{%- if BIASED %}
-    bias = tl.load(BIAS + used)
-    acc += bias.to(tl.float32)[None, :]
-{%- endif %}
-    idx_m = row[:, None]
-    idx_n = column[None, :]
-    mask = (row < ROWS)[:, None]{{" & (column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N}}
-    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+SOURCE = read_kernel_text("triton/batch_norm_relu.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -10,66 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.geometry import geometry
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{{def_kernel("X", "W")}}
-    block = tl.program_id(0).to(INDEX_DTYPE)
-    channel = tl.program_id(1).to(INDEX_DTYPE) * BLOCK_N + tl.arange(0, BLOCK_N)
-    image = block // (BLOCKS_H * BLOCKS_W)
-    first = (block // BLOCKS_W) % BLOCKS_H * BLOCK_H
-    column = (block % BLOCKS_W) * BLOCK_W + tl.arange(0, BLOCK_W)
-    top = tl.zeros([1, 1], INDEX_DTYPE) + (first * STRIDE_H - PADDING_H)
-    left = column * STRIDE_W - PADDING_W
-    begin = X + image * (IN_H * IN_W * CHANNELS) + channel[None, :]
-    known = (channel < CHANNELS)[None, :]
-    # Weights are read by each column anew, so that no thread has to ask others for them.
-    alike = (tl.arange(0, BLOCK_W) >= 0)[:, None]
-    factors = W + channel[None, :] + tl.zeros([BLOCK_W, 1], INDEX_DTYPE)
-{%- for line in range(BLOCK_H) %}
-    acc_{{line}} = tl.zeros([BLOCK_W, BLOCK_N], tl.float32)
-{%- endfor %}
-{%- for j in range(WINDOW_W) %}
-    {%- for i in range(WINDOW_H) %}
-    tap_{{i}} = tl.load(
-        factors + {{i * WINDOW_W + j}} * CHANNELS, mask=known & alike, other=0.0
-    ).to(tl.float32)
-    {%- endfor %}
-    x = left + {{j * DILATION_W}}
-    inside = ((x >= 0) & (x < IN_W))[:, None] & known
-    from_ = begin + (x * CHANNELS)[:, None]
-    {%- for row in range((BLOCK_H - 1) * STRIDE_H + (WINDOW_H - 1) * DILATION_H + 1) %}
-        {%- set found = namespace(yet=false) %}
-        {%- for line in range(BLOCK_H) %}
-            {%- set i = (row - line * STRIDE_H) // DILATION_H %}
-            {%- if i >= 0 and i < WINDOW_H and line * STRIDE_H + i * DILATION_H == row %}
-                {%- if not found.yet %}
-    y = top + {{row}}
-    given = tl.load(
-        from_ + y * (IN_W * CHANNELS), mask=inside & (y >= 0) & (y < IN_H), other=0.0
-    ).to(tl.float32)
-                    {%- set found.yet = true %}
-                {%- endif %}
-    acc_{{line}} += given * tap_{{i}}
-            {%- endif %}
-        {%- endfor %}
-    {%- endfor %}
-{%- endfor %}
-{%- if BLOCK_H == 2 %}
-    acc = tl.join(acc_0, acc_1).permute(2, 0, 1).reshape(2 * BLOCK_W, BLOCK_N)
-{%- else %}
-    acc = tl.join(tl.join(acc_0, acc_1), tl.join(acc_2, acc_3))
-    acc = acc.permute(3, 2, 0, 1).reshape(4 * BLOCK_W, BLOCK_N)
-{%- endif %}
-    place = tl.arange(0, BLOCK_M)
-    row = first + place // BLOCK_W
-    column = (block % BLOCKS_W) * BLOCK_W + place % BLOCK_W
-    idx_m = ((image * OUT_H + row) * OUT_W + column)[:, None]
-    idx_n = channel[None, :]
-    mask = ((row < OUT_H) & (column < OUT_W))[:, None] & known
-    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+SOURCE = read_kernel_text("triton/conv_depthwise.py.jinja")
 
 
 @dataclass(frozen=True)

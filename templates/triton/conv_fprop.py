@@ -10,53 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.geometry import geometry
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{{def_kernel("X", "W")}}
-    block = tl.program_id(0).to(INDEX_DTYPE)
-    pixel = block // BLOCKS_N * BLOCK_M + tl.arange(0, BLOCK_M)
-    out = block % BLOCKS_N * BLOCK_N + tl.arange(0, BLOCK_N)
-{%- if not DENSE %}
-    line = pixel // OUT_W
-    top = line % OUT_H * STRIDE_H - PADDING_H
-    left = pixel % OUT_W * STRIDE_W - PADDING_W
-    begin = (line // OUT_H * IN_H + top) * IN_W + left
-{%- endif %}
-    term = tl.arange(0, BLOCK_K)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-{%- for i in range(WINDOW_H) %}
-{%- for j in range(WINDOW_W) %}
-{%- if DENSE %}
-    inside = pixel < PIXELS
-    rows = X + (pixel * CHANNELS)[:, None] + term[None, :]
-{%- else %}
-    y = top + {{i * DILATION_H}}
-    x = left + {{j * DILATION_W}}
-    inside = (pixel < PIXELS) & (y >= 0) & (y < IN_H) & (x >= 0) & (x < IN_W)
-    rows = X + ((begin + {{i * DILATION_H}} * IN_W + {{j * DILATION_W}}) * CHANNELS)[:, None]
-    rows += term[None, :]
-{%- endif %}
-    columns = W + (out * (WINDOW_H * WINDOW_W * CHANNELS))[None, :] + term[:, None]
-    columns += {{i * WINDOW_W + j}} * CHANNELS
-    for k in range(0, CHANNELS, BLOCK_K):
-{%- if CHANNELS % BLOCK_K %}
-        there = k + term < CHANNELS
-        given = tl.load(rows + k, mask=inside[:, None] & there[None, :], other=0.0)
-        factors = tl.load(columns + k, mask=(out < OUT_C)[None, :] & there[:, None], other=0.0)
-{%- else %}
-        given = tl.load(rows + k, mask=inside[:, None], other=0.0)
-        factors = tl.load(columns + k, mask=(out < OUT_C)[None, :], other=0.0)
-{%- endif %}
-        acc = tl.dot(given, factors, acc, allow_tf32=ALLOW_TF32)
-{%- endfor %}
-{%- endfor %}
-    idx_m = pixel[:, None]
-    idx_n = out[None, :]
-    mask = (pixel < PIXELS)[:, None] & (out < OUT_C)[None, :]
-    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+SOURCE = read_kernel_text("triton/conv_fprop.py.jinja")
 
 
 @dataclass(frozen=True)

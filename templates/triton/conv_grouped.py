@@ -11,52 +11,10 @@ from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.ops.conv.grouped import Blocks
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.geometry import geometry
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{%- macro add_places(sums, those) %}
-{%- for i in range(WINDOW_H) %}
-{%- for j in range(WINDOW_W) %}
-    y = top + {{i * DILATION_H}}
-    x = left + {{j * DILATION_W}}
-    inside = (pixel < PIXELS) & (y >= 0) & (y < IN_H) & (x >= 0) & (x < IN_W)
-    shifted = rows + ({{i * DILATION_H}} * IN_W + {{j * DILATION_W}}) * CHANNELS
-    given = tl.load(shifted, mask=inside[:, None] & {{those}}[None, :], other=0.0)
-    weight = tl.load(factors + {{i * WINDOW_W + j}} * BLOCK_K * BLOCK_N)
-    {{sums}} = tl.dot(given, weight, {{sums}}, allow_tf32=ALLOW_TF32)
-{%- endfor %}
-{%- endfor %}
-{%- endmacro %}
-{{def_kernel("X", "W")}}
-    block = tl.program_id(0).to(INDEX_DTYPE)
-    pixel = block // BLOCKS_N * BLOCK_M + tl.arange(0, BLOCK_M)
-    bundle = block % BLOCKS_N
-    line = pixel // OUT_W
-    top = line % OUT_H * STRIDE_H - PADDING_H
-    left = pixel % OUT_W * STRIDE_W - PADDING_W
-    begin = (line // OUT_H * IN_H + top) * IN_W + left
-    term = tl.arange(0, BLOCK_K)
-    column = tl.arange(0, BLOCK_N)
-    there = (term < SIZE * TERMS) & (bundle * SIZE * TERMS + term < CHANNELS)
-    rows = X + bundle * (SIZE * TERMS) + (begin * CHANNELS)[:, None] + term[None, :]
-    factors = W + bundle * (PLACES * BLOCK_K * BLOCK_N)
-    factors += (term * BLOCK_N)[:, None] + column[None, :]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-{{- add_places("acc", "there") }}
-{%- if SIZE > 1 %}
-    if tl.max(tl.max((acc != acc).to(tl.int32), 0), 0) > 0:
-        for group in tl.range(SIZE, num_stages=1):
-            own = there & (term // TERMS == group)
-            alone = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-{{- add_places("alone", "own") | indent(8) }}
-            acc = tl.where((column // COLUMNS == group)[None, :], alone, acc)
-{%- endif %}
-    idx_m = pixel[:, None]
-    idx_n = bundle * (SIZE * COLUMNS) + column[None, :]
-    mask = (pixel < PIXELS)[:, None] & ((column < SIZE * COLUMNS)[None, :] & (idx_n < OUT_C))
-    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+SOURCE = read_kernel_text("triton/conv_grouped.py.jinja")
 
 
 @dataclass(frozen=True)

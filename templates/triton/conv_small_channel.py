@@ -13,50 +13,9 @@ from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.ops.conv.small_channel import TERMS, Runs, runs
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
-# Rendered with Inductor's hooks (`def_kernel`, `store_output`, INDEX_DTYPE), or with the hooks of a
-# caller that renders it alone.
-SOURCE = """\
-{{def_kernel("X", "W")}}
-    pixel = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
-    out = tl.program_id(1).to(INDEX_DTYPE) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = pixel // OUT_W
-    image = line // OUT_H
-    column = pixel % OUT_W
-    top = (line % OUT_H) * STRIDE_H - PADDING_H
-    left = column * STEP - BEFORE
-    begin = image * IMAGE + left
-    term = tl.arange(0, BLOCK_K)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-{%- macro load(step) %}
-    run = (term + {{step * BLOCK_K}}) // WIDTH
-    at = (term + {{step * BLOCK_K}}) % WIDTH
-    row = top[:, None] + (run % WINDOW_H)[None, :]
-    # Unsigned, so that what is before the image is beyond it.
-    inside = (row.to(tl.uint32) < IN_H) & ((left[:, None] + at[None, :]).to(tl.uint32) < IN_W)
-    inside = inside & (pixel < PIXELS)[:, None] & (run < RUNS)[None, :]
-    place = begin[:, None] + (row * LINE + ((run // WINDOW_H) * PLANE + at)[None, :])
-    given = tl.load(X + place, mask=inside, other=0.0)
-{%- if SHIFT or WIDTH > LENGTH %}
-    # Beside the window are other pixels, and zero times infinity is not zero.
-    given = tl.where(((at >= SHIFT) & (at < SHIFT + LENGTH))[None, :], given, 0.0)
-{%- endif %}
-{%- endmacro %}
-{{- load(0) }}
-{%- for step in range(STEPS) %}
-    factors = given
-    {%- if step + 1 < STEPS %}{{ load(step + 1) }}{% endif %}
-    weights = tl.load(
-        W + (term + {{step * BLOCK_K}})[:, None] * OUT_C + out[None, :],
-        mask=(out < OUT_C)[None, :], other=0.0,
-    )
-    acc = tl.dot(factors, weights, acc, allow_tf32=ALLOW_TF32)
-{%- endfor %}
-    idx_m = pixel[:, None]
-    idx_n = out[None, :]
-    mask = (pixel < PIXELS)[:, None] & (out < OUT_C)[None, :]
-    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+SOURCE = read_kernel_text("triton/conv_small_channel.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -12,52 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.conv.small_channel import Runs, runs
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.conv_small_channel import NARROWEST, WIDEST, gathering
 
 NAME = "ipex.triton.stem_weight"
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 # Elements beside a kernel are loaded and multiplied too: their sums are cut off.
-SOURCE = """\
-{{def_kernel("GRAD", "X")}}
-    program = tl.program_id(0)
-    out = tl.program_id(1) % BLOCKS_N * BLOCK_N + tl.arange(0, BLOCK_N)
-    first = tl.program_id(1) // BLOCKS_N * (PARTS * BLOCK_K)
-{%- for part in range(PARTS) %}
-    term{{part}} = first + {{part}} * BLOCK_K + tl.arange(0, BLOCK_K)
-    run{{part}} = term{{part}} // WIDTH
-    at{{part}} = term{{part}} % WIDTH
-    acc{{part}} = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-{%- endfor %}
-    for step in tl.range(0, STEPS, num_stages=STAGES):
-        pixel = (program * STEPS + step).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
-        line = pixel // OUT_W
-        image = line // OUT_H
-        column = pixel % OUT_W
-        top = (line % OUT_H) * STRIDE_H - PADDING_H
-        left = column * STEP - BEFORE
-        begin = image * IMAGE + left
-        there = (pixel < PIXELS)[:, None]
-        grad = tl.load(
-            GRAD + pixel[:, None] * OUT_C + out[None, :],
-            mask=there & (out < OUT_C)[None, :], other=0.0,
-        )
-{%- for part in range(PARTS) %}
-        row = top[:, None] + (run{{part}} % WINDOW_H)[None, :]
-        # Unsigned, so that what is before the image is beyond it.
-        inside = (row.to(tl.uint32) < IN_H) & there & (run{{part}} < RUNS)[None, :]
-        inside = inside & ((left[:, None] + at{{part}}[None, :]).to(tl.uint32) < IN_W)
-        place = row * LINE + ((run{{part}} // WINDOW_H) * PLANE + at{{part}})[None, :]
-        given = tl.load(X + (begin[:, None] + place), mask=inside, other=0.0)
-        acc{{part}} = tl.dot(tl.trans(grad), given, acc{{part}}, allow_tf32=ALLOW_TF32)
-{%- endfor %}
-{%- for part in range(PARTS) %}
-    idx_m = (program * OUT_C + out)[:, None]
-    idx_n = term{{part}}[None, :]
-    mask = (out < OUT_C)[:, None] & (idx_n < TERMS)
-    {{store_output(("idx_m", "idx_n"), "acc" ~ part, "mask", val_shape=("BLOCK_N", "BLOCK_K"))}}
-{%- endfor %}
-"""
+SOURCE = read_kernel_text("triton/conv_small_channel_weight.py.jinja")
 
 
 @dataclass(frozen=True)

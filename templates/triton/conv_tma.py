@@ -12,72 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton.geometry import geometry
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{%- set strided = STRIDE_H * STRIDE_W > 1 %}
-{{def_kernel("X", "W")}}
-{%- if strided %}
-    # The lines and columns of one stride lie side by side, so that what is left strides by one.
-    image = tl.make_tensor_descriptor(
-        X,
-        [BATCH, IN_H // STRIDE_H, STRIDE_H, IN_W // STRIDE_W, STRIDE_W * CHANNELS],
-        [IN_H * IN_W * CHANNELS, STRIDE_H * IN_W * CHANNELS, IN_W * CHANNELS,
-         STRIDE_W * CHANNELS, 1],
-        [BOX_N, BOX_H, 1, BOX_W, BLOCK_K],
-    )
-{%- else %}
-    image = tl.make_tensor_descriptor(
-        X,
-        [BATCH, IN_H, IN_W, CHANNELS],
-        [IN_H * IN_W * CHANNELS, IN_W * CHANNELS, CHANNELS, 1],
-        [BOX_N, BOX_H, BOX_W, BLOCK_K],
-    )
-{%- endif %}
-    weights = tl.make_tensor_descriptor(
-        W,
-        [OUT_C, WINDOW_H * WINDOW_W * CHANNELS],
-        [WINDOW_H * WINDOW_W * CHANNELS, 1],
-        [BLOCK_N, BLOCK_K],
-    )
-    for block in tl.range(tl.program_id(0), BLOCKS, PROGRAMS, flatten=True):
-        first = block % BLOCKS_N * BLOCK_N
-        box = block // BLOCKS_N
-        left = box % BOXES_W * BOX_W
-        top = box // BOXES_W % BOXES_H * BOX_H
-        begin = box // BOXES_W // BOXES_H * BOX_N
-        acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        for step in tl.range(0, WINDOW_H * WINDOW_W * STEPS, num_stages=STAGES):
-            k = step % STEPS * BLOCK_K
-            place = step // STEPS
-{%- if strided %}
-            y = place // WINDOW_W * DILATION_H - PADDING_H + ABOVE * STRIDE_H
-            x = place % WINDOW_W * DILATION_W - PADDING_W + BESIDE * STRIDE_W
-            line = top + y // STRIDE_H - ABOVE
-            column = left + x // STRIDE_W - BESIDE
-            given = image.load([begin, line, y % STRIDE_H, column, x % STRIDE_W * CHANNELS + k])
-{%- else %}
-            line = top + place // WINDOW_W * DILATION_H - PADDING_H
-            column = left + place % WINDOW_W * DILATION_W - PADDING_W
-            given = image.load([begin, line, column, k])
-{%- endif %}
-            factors = weights.load([first, step * BLOCK_K])
-            pixels = given.reshape(BLOCK_M, BLOCK_K).T
-            acc = tl.dot(factors, pixels, acc, allow_tf32=ALLOW_TF32)
-        at = tl.arange(0, BLOCK_M)
-        number = begin + at // (BOX_H * BOX_W)
-        high = top + at // BOX_W % BOX_H
-        wide = left + at % BOX_W
-        out = first + tl.arange(0, BLOCK_N)
-        made = acc.T
-        idx_m = ((number.to(INDEX_DTYPE) * OUT_H + high) * OUT_W + wide)[:, None]
-        idx_n = out[None, :]
-        inside = (number < BATCH) & (high < OUT_H) & (wide < OUT_W)
-        mask = inside[:, None] & (out < OUT_C)[None, :]
-{%- set shape = ("BLOCK_M", "BLOCK_N") %}
-        {{store_output(("idx_m", "idx_n"), "made", "mask", val_shape=shape, indent_width=8)}}
-"""
+SOURCE = read_kernel_text("triton/conv_tma.py.jinja")
 
 
 @dataclass(frozen=True)

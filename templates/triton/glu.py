@@ -8,63 +8,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.pointwise.gelu import CLAMP, MILLS
+from ipex_inductor.templates.kernel_text import fill_values, read_kernel_text
 from ipex_inductor.templates.triton import persistent
 
 NAME = "ipex.triton.gated"
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-# Activations are those of `ops/pointwise/gelu.py`.
-SOURCE = """\
-{%- if BIASED %}{{def_kernel("X", "G", "W", "GATE_BIAS", "BIAS")}}
-{%- else %}{{def_kernel("X", "G", "W")}}{% endif %}
-    given = tl.make_tensor_descriptor(X, [ROWS, TERMS], [TERMS, 1], [BLOCK_M, BLOCK_K])
-    gates = tl.make_tensor_descriptor(G, [COLUMNS, TERMS], [TERMS, 1], [BLOCK_N, BLOCK_K])
-    weights = tl.make_tensor_descriptor(W, [COLUMNS, TERMS], [TERMS, 1], [BLOCK_N, BLOCK_K])
-    for block in tl.range(tl.program_id(0), BLOCKS_M * BLOCKS_N, PROGRAMS, flatten=True):
-        # Neighbours share rows and columns, which the cache then has.
-        within = block % (GROUP_M * BLOCKS_N)
-        above = block // (GROUP_M * BLOCKS_N) * GROUP_M
-        high = tl.minimum(BLOCKS_M - above, GROUP_M)
-        top = (above + within % high) * BLOCK_M
-        left = within // high * BLOCK_N
-        gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for k in tl.range(0, TERMS, BLOCK_K, num_stages=STAGES):
-            rows = given.load([top, k])
-            gate = tl.dot(rows, gates.load([left, k]).T, gate, allow_tf32=ALLOW_TF32)
-            acc = tl.dot(rows, weights.load([left, k]).T, acc, allow_tf32=ALLOW_TF32)
-        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + top
-        column = tl.arange(0, BLOCK_N) + left
-{%- if BIASED %}
-{%- set there = ", mask=column < COLUMNS, other=0.0" if COLUMNS % BLOCK_N %}
-        gate += tl.load(GATE_BIAS + column{{there}}).to(tl.float32)[None, :]
-        acc += tl.load(BIAS + column{{there}}).to(tl.float32)[None, :]
-{%- endif %}
-{%- if SILU %}
-        opened = gate / (1.0 + tl.exp2(gate * -1.4426950408889634))
-{%- elif TANH %}
-        exponent = gate * (-2.302208198144325 - 0.1029432395800235 * (gate * gate))
-        opened = gate / (1.0 + tl.exp2(exponent))
-{%- else %}
-        size = tl.abs(gate)
-        near = tl.minimum(size, CLAMP)
-        ratio = near * HIGHEST + SECOND
-REST
-        below = near * ratio * tl.exp2(gate * (gate * -0.7213475204444817))
-        opened = 0.5 * gate + 0.5 * size - below
-{%- endif %}
-        made = opened * acc
-        idx_m = row[:, None]
-        idx_n = column[None, :]
-        mask = (row < ROWS)[:, None]{{" & (column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N}}
-{%- set shape = ("BLOCK_M", "BLOCK_N") %}
-        {{store_output(("idx_m", "idx_n"), "made", "mask", val_shape=shape, indent_width=8)}}
-"""
 _HIGHEST, _SECOND, *_REST = MILLS
-_NUMBERS = {"CLAMP": f"{CLAMP}", "HIGHEST": f"{_HIGHEST}", "SECOND": f"{_SECOND}"}
-_NUMBERS["REST"] = "\n".join(f"        ratio = ratio * near + {factor}" for factor in _REST)
-for _name, _number in _NUMBERS.items():
-    SOURCE = SOURCE.replace(_name, _number)
+# Activations are those of `ops/pointwise/gelu.py`.
+SOURCE = fill_values(
+    read_kernel_text("triton/glu.py.jinja"),
+    CLAMP=f"{CLAMP}",
+    HIGHEST=f"{_HIGHEST}",
+    SECOND=f"{_SECOND}",
+    REST="\n".join(f"        ratio = ratio * near + {factor}" for factor in _REST),
+)
 UNARY = ("silu", "gelu", "gelu_tanh")
 
 

@@ -11,45 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.pointwise.moments import SAMPLES, sample_distance
+from ipex_inductor.templates.kernel_text import read_kernel_text
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{{def_kernel("X")}}
-    program = tl.program_id(0)
-    part = program // BLOCKS_C
-    column = program % BLOCKS_C * BLOCK_C + tl.arange(0, BLOCK_C)
-{%- set outer = "(column < COLUMNS)[None, :]" if COLUMNS % BLOCK_C else "" %}
-{%- set inner = "there" if ROWS % BLOCK_M else "" %}
-{%- set both = [inner, outer] | select | join(" & ") %}
-    sample = tl.minimum(tl.arange(0, SAMPLES).to(INDEX_DTYPE) * SAMPLED, ROWS - 1)
-    samples = tl.load(
-        X + sample[:, None] * COLUMNS + column[None, :]{{", other=0.0, mask=" ~ outer if outer}}
-    )
-    shift = tl.sum(samples.to(tl.float32) / SAMPLES, 0)
-    sums = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    squares = tl.zeros([BLOCK_M, BLOCK_C], tl.float32)
-    for block in tl.range(part, BLOCKS_M, PARTS, num_stages=STAGES):
-        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + block * BLOCK_M
-{%- if inner %}
-        there = (row < ROWS)[:, None]
-{%- endif %}
-        given = tl.load(
-            X + row[:, None] * COLUMNS + column[None, :]{{", other=0.0, mask=" ~ both if both}}
-        )
-        moved = given.to(tl.float32) - shift[None, :]
-{%- if inner %}
-        moved = tl.where(there, moved, 0.0)
-{%- endif %}
-        sums += moved
-        squares += moved * moved
-    slot = tl.arange(0, SLOTS)[None, :]
-    joined = tl.where(slot == 0, tl.sum(sums, 0)[:, None], tl.sum(squares, 0)[:, None])
-    joined = tl.where(slot < 2, joined, shift[:, None])
-    idx_m = column[:, None]
-    idx_n = tl.where(slot < 2, slot * PARTS + part, 2 * PARTS)
-    mask = (slot < tl.where(part == 0, 3, 2)) & (column < COLUMNS)[:, None]
-    {{store_output(("idx_m", "idx_n"), "joined", "mask", val_shape=("BLOCK_C", "SLOTS"))}}
-"""
+SOURCE = read_kernel_text("triton/moments.py.jinja")
 SLOTS = 4  # sum, sum of squares, shift: the next power of two
 
 

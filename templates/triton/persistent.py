@@ -8,37 +8,11 @@ computed.
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
+
 NAME = "ipex.triton.persistent"
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
-    given = tl.make_tensor_descriptor(X, [ROWS, TERMS], [TERMS, 1], [BLOCK_M, BLOCK_K])
-    weights = tl.make_tensor_descriptor(W, [COLUMNS, TERMS], [TERMS, 1], [BLOCK_N, BLOCK_K])
-    for block in tl.range(tl.program_id(0), BLOCKS_M * BLOCKS_N, PROGRAMS, flatten=True):
-        # Neighbours share rows and columns, which the cache then has.
-        within = block % (GROUP_M * BLOCKS_N)
-        above = block // (GROUP_M * BLOCKS_N) * GROUP_M
-        high = tl.minimum(BLOCKS_M - above, GROUP_M)
-        top = (above + within % high) * BLOCK_M
-        left = within // high * BLOCK_N
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for k in tl.range(0, TERMS, BLOCK_K, num_stages=STAGES):
-            acc = tl.dot(
-                given.load([top, k]), weights.load([left, k]).T, acc, allow_tf32=ALLOW_TF32
-            )
-        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + top
-        column = tl.arange(0, BLOCK_N) + left
-{%- if BIASED %}
-        bias = tl.load(BIAS + column{{", mask=column < COLUMNS, other=0.0" if COLUMNS % BLOCK_N}})
-        acc += bias.to(tl.float32)[None, :]
-{%- endif %}
-        idx_m = row[:, None]
-        idx_n = column[None, :]
-        mask = (row < ROWS)[:, None]{{" & (column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N}}
-{%- set shape = ("BLOCK_M", "BLOCK_N") %}
-        {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=shape, indent_width=8)}}
-"""
+SOURCE = read_kernel_text("triton/persistent.py.jinja")
 
 
 @dataclass(frozen=True)

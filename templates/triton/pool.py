@@ -9,97 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
+from ipex_inductor.templates.kernel_text import read_kernel_text
+
 # OFFSETS is written.
-FORWARD = """\
-{{def_kernel("X", "MEAN", "RSTD", "WEIGHT", "BIAS", "OFFSETS")}}
-    pixel = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
-    channel = tl.program_id(1).to(INDEX_DTYPE) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = pixel // OUT_W
-    image = line // OUT_H
-    top = line % OUT_H * STRIDE_H - PADDING_H
-    left = pixel % OUT_W * STRIDE_W - PADDING_W
-    known = channel < CHANNELS
-    mean = tl.load(MEAN + channel, mask=known, other=0.0)[None, :]
-    rstd = tl.load(RSTD + channel, mask=known, other=0.0)[None, :]
-    weight = tl.load(WEIGHT + channel, mask=known, other=0.0)[None, :]
-    bias = tl.load(BIAS + channel, mask=known, other=0.0)[None, :]
-    best = tl.full([BLOCK_M, BLOCK_N], float("-inf"), tl.float32)
-    place = tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
-{%- for i in range(WINDOW_H) %}
-    {%- for j in range(WINDOW_W) %}
-    y = top + {{i}}
-    x = left + {{j}}
-    inside = (pixel < PIXELS) & (y >= 0) & (y < IN_H) & (x >= 0) & (x < IN_W)
-    begin = ((image * IN_H + y) * IN_W + x) * CHANNELS
-    given = tl.load(
-        X + (begin[:, None] + channel[None, :]), mask=inside[:, None] & known[None, :], other=0.0
-    )
-    made = (given.to(tl.float32) - mean) * rstd * weight + bias
-    made = made.to(X.dtype.element_ty).to(tl.float32)
-    made = tl.where(made < 0.0, 0.0, made)  # which keeps NaN
-    made = tl.where(inside[:, None], made, float("-inf"))
-    # The first of the largest, or of those that are no number.
-    taken = (made > best) | ((made != made) & (best == best))
-    best = tl.where(taken, made, best)
-    place = tl.where(taken, {{i * WINDOW_W + j}}, place)
-    {%- endfor %}
-{%- endfor %}
-    idx_m = pixel[:, None]
-    idx_n = channel[None, :]
-    mask = (pixel < PIXELS)[:, None] & known[None, :]
-    tl.store(OFFSETS + (idx_m * CHANNELS + idx_n), place.to(tl.int8), mask=mask)
-    {{store_output(("idx_m", "idx_n"), "best", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+FORWARD = read_kernel_text("triton/pool_forward.py.jinja")
 
 # The pixels of a step of the window, in both directions, are in equal windows.
-BACKWARD = """\
-{{def_kernel("GRAD", "OFFSETS")}}
-    step = tl.program_id(0).to(INDEX_DTYPE) * BLOCK_M + tl.arange(0, BLOCK_M)
-    channel = tl.program_id(1).to(INDEX_DTYPE) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = step // STEPS_W
-    image = line // STEPS_H
-    y = line % STEPS_H
-    x = step % STEPS_W
-    known = (channel < CHANNELS)[None, :]
-{%- for r in range(STRIDE_H) %}
-    {%- for s in range(STRIDE_W) %}
-    acc{{r}}_{{s}} = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    {%- endfor %}
-{%- endfor %}
-{%- for i in range(WINDOWS_H) | reverse %}
-    {%- for j in range(WINDOWS_W) | reverse %}
-    row = y - {{i}}
-    column = x - {{j}}
-    there = (step < STEPS) & (row >= 0) & (row < OUT_H) & (column >= 0) & (column < OUT_W)
-    begin = ((image * OUT_H + row) * OUT_W + column) * CHANNELS
-    place = begin[:, None] + channel[None, :]
-    came = tl.load(OFFSETS + place, mask=there[:, None] & known, other=-1)
-    given = tl.load(GRAD + place, mask=there[:, None] & known, other=0.0).to(tl.float32)
-        {%- for r in range(STRIDE_H) %}
-            {%- for s in range(STRIDE_W) %}
-                {%- set down, along = r + i * STRIDE_H, s + j * STRIDE_W %}
-                {%- if down < WINDOW_H and along < WINDOW_W %}
-    acc{{r}}_{{s}} += tl.where(came == {{down * WINDOW_W + along}}, given, 0.0)
-                {%- endif %}
-            {%- endfor %}
-        {%- endfor %}
-    {%- endfor %}
-{%- endfor %}
-    idx_n = channel[None, :]
-{%- for r in range(STRIDE_H) %}
-    {%- for s in range(STRIDE_W) %}
-    down = y * STRIDE_H + {{r}} - PADDING_H
-    along = x * STRIDE_W + {{s}} - PADDING_W
-    idx_m = ((image * IN_H + down) * IN_W + along)[:, None]
-    inside = (step < STEPS) & (down >= 0) & (down < IN_H) & (along >= 0) & (along < IN_W)
-    mask = inside[:, None] & known
-    {{store_output(
-        ("idx_m", "idx_n"), "acc%d_%d" | format(r, s), "mask", val_shape=("BLOCK_M", "BLOCK_N")
-    )}}
-    {%- endfor %}
-{%- endfor %}
-"""
+BACKWARD = read_kernel_text("triton/pool_backward.py.jinja")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ about 26 kB on each multiprocessor.
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ipex_inductor.templates.kernel_text import fill_values, read_kernel_text
+
 NAME = "ipex.few_rows"
 MOST = 32  # rows: beyond, the GEMM is no longer limited by memory alone
 WIDE = 16  # rows of a tile of tensor cores: fewer are filled up with zeros
@@ -99,79 +101,15 @@ def tiles(one_row: bool) -> Iterator[Tile]:
     yield from () if one_row else JOINED
 
 
-# `{names}` are filled in by `inductor_source` and `source`. Rows of the weight beyond the last are
-# the last one again, so that its loads need no mask; rows of x beyond the last are not loaded.
-_BEGIN = """\
-    part = tl.program_id(1)
-    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    weight_ = {weight} + tl.minimum(columns, N - 1).to(tl.int64)[:, None] * {weight_stride}
-    EVEN: tl.constexpr = K % TERMS == 0
-"""
-_ONE_ROW = """\
-    sums = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
-    for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
-        k = part * TERMS + step * BLOCK_K + tl.arange(0, BLOCK_K)
-        if EVEN:
-            a = tl.load({x} + k * {x_step})
-            b = tl.load(weight_ + k[None, :], eviction_policy="evict_first")
-        else:
-            a = tl.load({x} + k * {x_step}, mask=k < K, other=0)
-            b = tl.load(weight_ + k[None, :], mask=(k < K)[None, :], other=0)
-        sums += b.to(tl.float32) * a.to(tl.float32)[None, :]
-    result = tl.sum(sums, 1)[None, :]
-"""
-_FEW_ROWS = """\
-    rows = tl.arange(0, BLOCK_M).to(tl.int64)
-    there = (rows < M)[:, None]
-    x_ = {x} + rows[:, None] * {x_stride}  # rows may lie far apart
-    sums = tl.zeros([BLOCK_N if SWAPPED else BLOCK_M, BLOCK_M if SWAPPED else BLOCK_N], tl.float32)
-    for step in tl.range(0, TERMS // BLOCK_K, num_stages=STAGES):
-        k = part * TERMS + step * BLOCK_K + tl.arange(0, BLOCK_K)
-        if EVEN:
-            a = tl.load(x_ + k[None, :] * {x_step}, mask=there, other=0)
-            b = tl.load(weight_ + k[None, :])
-        else:
-            a = tl.load(x_ + k[None, :] * {x_step}, mask=there & (k < K)[None, :], other=0)
-            b = tl.load(weight_ + k[None, :], mask=(k < K)[None, :], other=0)
-        if SWAPPED:
-            sums = tl.dot(b, tl.trans(a), sums, input_precision="ieee")
-        else:
-            sums = tl.dot(a, tl.trans(b), sums, input_precision="ieee")
-    result = tl.trans(sums) if SWAPPED else sums
-"""
-_INSIDE = """\
-    inside = (tl.arange(0, BLOCK_M) < M)[:, None] & (columns < N)[None, :]
-"""
-_END = """\
-    row = (part * M + tl.arange(0, BLOCK_M))[:, None]
-    column = columns[None, :]
-"""
-# Each part stores its sums and exchanges the word, which is HERE if the other part came first. The
-# word is not initialised: unwritten memory holds these 64 bits by chance as rarely as two 64-bit
-# digests collide, and the last part resets them. Addition of two terms is commutative, so no result
-# depends on which part was last.
-_JOINED = """\
-    WORD: tl.constexpr = 16
-    HERE: tl.constexpr = 0xE83B80A7A8D912D
-    block = tl.program_id(0)
-    places = tl.arange(0, BLOCK_M)[:, None] * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    sums_ = ({workspace} + tl.num_programs(0) * WORD).to(tl.pointer_type(tl.float32)) + places
-    tl.store(sums_ + (block * 2 + part) * (BLOCK_M * BLOCK_N), result)
-    tl.debug_barrier()  # all threads' sums, before one of them says so
-    word = ({workspace} + block * WORD).to(tl.pointer_type(tl.int64))
-    if tl.atomic_xchg(word, HERE, sem="acq_rel", scope="gpu") == HERE:
-        tl.store(word, 0)
-        others = sums_ + (block * 2 + 1 - part) * (BLOCK_M * BLOCK_N)
-        result += tl.load(others, cache_modifier=".cg")
-        row = tl.arange(0, BLOCK_M)[:, None]
-        column = columns[None, :]
-"""
-
-
+# Rows of the weight beyond the last are the last one again, so that its loads need no mask; rows of
+# x beyond the last are not loaded. Of `joined` parts, each stores its sums and exchanges the word,
+# which is HERE if the other part came first. The word is not initialised: unwritten memory holds
+# these 64 bits by chance as rarely as two 64-bit digests collide, and the last part resets them.
+# Addition of two terms is commutative, so no result depends on which part was last.
 def _body(one_row: bool, how: Tile, **names: str) -> str:
-    middle = _ONE_ROW if one_row else _FEW_ROWS
-    end = _INSIDE + (_JOINED if how.joined else _END)
-    return (_BEGIN + middle + end).format(**names)
+    rows = "triton/skinny_one_row.py.jinja" if one_row else "triton/skinny_few_rows.py.jinja"
+    end = "triton/skinny_joined.py.jinja" if how.joined else "triton/skinny_parts.py.jinja"
+    return fill_values(read_kernel_text(rows) + read_kernel_text(end), **names)
 
 
 def inductor_source(one_row: bool, how: Tile = USUAL) -> str:

@@ -7,47 +7,14 @@ loop.
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import persistent
 
 NAME = "ipex.triton.pipelined"
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
 # Beyond the last row and column these are read again, and the results are not stored: loads need no
 # mask.
-SOURCE = """\
-{%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
-    # Neighbours share rows and columns, which the cache then has.
-    block = tl.program_id(0)
-    within = block % (GROUP_M * BLOCKS_N)
-    above = block // (GROUP_M * BLOCKS_N) * GROUP_M
-    high = tl.minimum(BLOCKS_M - above, GROUP_M)
-    row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + (above + within % high) * BLOCK_M
-    column = tl.arange(0, BLOCK_N).to(INDEX_DTYPE) + within // high * BLOCK_N
-    term = tl.arange(0, BLOCK_K)
-{%- set read = "tl.minimum(row, ROWS - 1)" if ROWS % BLOCK_M else "row" %}
-{%- set used = "tl.minimum(column, COLUMNS - 1)" if COLUMNS % BLOCK_N else "column" %}
-    given = X + ({{read}} * TERMS)[:, None] + term[None, :]
-    weights = W + ({{used}} * TERMS)[None, :] + term[:, None]
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for k in tl.range(0, TERMS, BLOCK_K, num_stages=STAGES):
-{%- if TERMS % BLOCK_K %}
-        there = term < TERMS - k
-        left = tl.load(given + k, mask=there[None, :], other=0.0)
-        right = tl.load(weights + k, mask=there[:, None], other=0.0)
-{%- else %}
-        left = tl.load(given + k)
-        right = tl.load(weights + k)
-{%- endif %}
-        acc = tl.dot(left, right, acc, allow_tf32=ALLOW_TF32)
-{%- if BIASED %}
-    bias = tl.load(BIAS + column{{", mask=column < COLUMNS, other=0.0" if COLUMNS % BLOCK_N}})
-    acc += bias.to(tl.float32)[None, :]
-{%- endif %}
-    idx_m = row[:, None]
-    idx_n = column[None, :]
-    mask = (row < ROWS)[:, None]{{" & (column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N}}
-    {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=("BLOCK_M", "BLOCK_N"))}}
-"""
+SOURCE = read_kernel_text("triton/software_pipelined.py.jinja")
 
 
 # Hopper and Blackwell have TMA: there these are for results whose rows it cannot write.

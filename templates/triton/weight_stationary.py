@@ -8,41 +8,11 @@ load of a loop with a number of stages.
 from dataclasses import dataclass
 from typing import Any
 
+from ipex_inductor.templates.kernel_text import read_kernel_text
+
 NAME = "ipex.triton.streamed"
 
-# Rendered with Inductor's hooks, or with the hooks of a caller that renders it alone.
-SOURCE = """\
-{%- if BIASED %}{{def_kernel("X", "W", "BIAS")}}{% else %}{{def_kernel("X", "W")}}{% endif %}
-    first = tl.program_id(0)
-    column = first % BLOCKS_N * BLOCK_N + tl.arange(0, BLOCK_N)
-    term = tl.arange(0, BLOCK_K)
-{%- set rest = ", other=0.0" %}
-{%- set outer = "(column < COLUMNS)[None, :]" if COLUMNS % BLOCK_N else "" %}
-{%- set inner = "(term < TERMS)" if TERMS % BLOCK_K else "" %}
-{%- set both = [outer, inner ~ "[:, None]" if inner] | select | join(" & ") %}
-    weights = tl.load(
-        W + column[None, :] * TERMS + term[:, None]{{", mask=" ~ both ~ rest if both}}
-    )
-{%- if BIASED %}
-    bias = tl.load(BIAS + column{{", mask=column < COLUMNS" ~ rest if outer}}).to(tl.float32)
-{%- endif %}
-    for block in tl.range(first // BLOCKS_N, BLOCKS_M, STEP, num_stages=STAGES):
-        row = tl.arange(0, BLOCK_M).to(INDEX_DTYPE) + block * BLOCK_M
-        there = (row < ROWS)[:, None]
-        given = tl.load(
-            X + row[:, None] * TERMS + term[None, :],
-            mask=there{{" & " ~ inner ~ "[None, :]" if inner}}, other=0.0,
-        )
-        acc = tl.dot(given, weights, allow_tf32=ALLOW_TF32)
-{%- if BIASED %}
-        acc += bias[None, :]
-{%- endif %}
-        idx_m = row[:, None]
-        idx_n = column[None, :]
-        mask = there{{" & " ~ outer if outer}}
-{%- set shape = ("BLOCK_M", "BLOCK_N") %}
-        {{store_output(("idx_m", "idx_n"), "acc", "mask", val_shape=shape, indent_width=8)}}
-"""
+SOURCE = read_kernel_text("triton/weight_stationary.py.jinja")
 
 
 @dataclass(frozen=True)
