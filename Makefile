@@ -39,11 +39,11 @@ test: $(VENV)/installed
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest $(TESTS) $(SPREAD) -m slow
 
-# The kernel cache, and autotune records, under all that tests/reliability can do to them; -rP shows
-# the figures.
+# The kernel cache, and autotune records, under all that can be done to them: tests that are
+# marked so; -rP shows the figures.
 reliability: $(VENV)/installed
-	$(BIN)/python -m pytest tests/reliability/test_cache_*.py tests/reliability/test_autotune_killed.py \
-	  -m "slow or not slow" -rP --show-capture=stdout
+	$(BIN)/python -m pytest tests/aot_cache tests/autotune -m reliability \
+	  -rP --show-capture=stdout
 
 # Every kernel in SYCL on the CPU, in all its forms (a second each to compile).
 sycl: $(VENV)/installed
@@ -100,7 +100,8 @@ lint: $(VENV)/installed
 	! git grep -nE '^(<{7}|>{7}) '
 
 check: lint
-	$(BIN)/python -m pytest tests/unit $(SPREAD) -q -m "not slow"
+	$(BIN)/python -m pytest $$(grep -rl --include='test_*.py' pytest.mark.unit tests) \
+	  $(SPREAD) -q -m "unit and not slow"
 
 # The suite with every torch we support, in environments of their own outside the checkout.
 compat:

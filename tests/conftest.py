@@ -14,7 +14,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nobody's records decide what tests get, and none are left behind.
 os.environ["IPEX_HOME"] = tempfile.mkdtemp(prefix="ipex_home_")
-# Lines about compiles that take long are the business of tests/unit/test_progress.py.
+# Lines about compiles that take long are the business of tests/compiler/test_progress.py.
 os.environ.setdefault("IPEX_PROGRESS", "0")
 # Passes must run in every test, so graphs are not cached; compiled C++ still is.
 os.environ["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
@@ -27,7 +27,6 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.environ.get(
 import hypothesis
 import pytest
 import torch
-from quick_ones import covering
 from torch._dynamo import guards
 from torch._dynamo.utils import counters
 from torch._logging import _internal as logs
@@ -39,6 +38,7 @@ from ipex_inductor.passes.training import training
 from ipex_inductor.passes.weights import plain
 from ipex_inductor.reporting import decisions
 from ipex_inductor.runtime import gc_pause
+from support.case_sampling import covering
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # or extensions of Python report leaks
@@ -47,7 +47,7 @@ hypothesis.settings.load_profile("ci")
 # Every test compiles, and all that torch imported is walked each time: a fifth of a test's time.
 gc.set_threshold(100_000, 10, 10)
 # So they are in every Python that a test starts, by its sitecustomize.
-STARTED = str(Path(__file__).with_name("started"))
+STARTED = str(Path(__file__).parent / "support" / "child_site")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [STARTED, os.environ.get("PYTHONPATH")]))
 sys.path.append(STARTED)  # of which some tests make the path
 # pytest takes down what any logger says, so torch would write what is for TORCH_TRACE: a fifteenth

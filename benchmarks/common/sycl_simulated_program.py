@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 
 import torch
-from sycl_device import axpy
 
 from ipex_inductor.target.device import xe
 from ipex_inductor.templates.optimizer.step import StepKernel
 from ipex_inductor.templates.sycl import binaries, device, shim, worker
 from ipex_inductor.templates.sycl.source import Source
 from ipex_inductor.templates.sycl.step import step_source
+from support.sycl_device import axpy
 
 ADAMW = StepKernel(
     formula="AdamW",

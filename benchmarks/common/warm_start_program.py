@@ -7,7 +7,7 @@ first example. `import`: it also imports `ipex_inductor` right after torch, as t
 and programs for IPEX do; that import is then part of the time, and Dynamo's import, which follows,
 runs without the garbage collector.
 
-Run by `benchmarks/startup/warm.py` and by `tests/reliability/test_warm_start.py`. Times are seconds
+Run by `benchmarks/startup/warm.py` and by `tests/end_to_end/test_warm_start.py`. Times are seconds
 from the end of `import torch` to the first output, including the construction of the model. CPU
 time is that of the main thread, which spins while it waits for torch's other threads.
 """

@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON312:-python3.12}
 root=${COMPAT_DIR:-$HOME/.cache/ipex-compat}
-smoke=(tests/numerics/test_rules.py tests/numerics/test_backend.py)
+smoke=(tests/passes/fusion/test_epilogue_rules.py tests/test_backend.py)
 failed=()
 # What is pinned, but for what comes with each torch. Without, pip tried versions for eight minutes
 # and was not through.

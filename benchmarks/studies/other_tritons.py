@@ -32,8 +32,6 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # templates rendered alone
-from rendered import READY, shortcut, source
-
 from ipex_inductor.autotune import select
 from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.pool import pool
@@ -54,6 +52,7 @@ from ipex_inductor.templates.triton import (
     weight_stationary,
 )
 from ipex_inductor.templates.triton import residual as shortcuts
+from support.rendered_templates import READY, shortcut, source
 
 TABLE = "sm_90:NVIDIA-H200"
 COMPILE = Path(__file__).parents[1] / "common" / "other_tritons_compile.py"

@@ -24,8 +24,6 @@ from types import SimpleNamespace
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # templates rendered alone
-from rendered import READY, signature, source
-
 from ipex_inductor.errors import SyclError
 from ipex_inductor.lowerings.common.templated import XE_ENGINES, XE_PRODUCTS
 from ipex_inductor.target import device as target
@@ -38,6 +36,7 @@ from ipex_inductor.templates.triton import (
     conv_small_channel,
     skinny,
 )
+from support.rendered_templates import READY, signature, source
 
 RESULTS = Path(__file__).parents[1] / "results" / "triton_xe.jsonl"
 COMPILE = Path(__file__).parents[1] / "common" / "triton_xe_compile.py"

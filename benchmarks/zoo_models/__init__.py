@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # models.py
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # support/tiny_models.py
 
 from zoo_models import control, generation, graphs, recommendation, speech, text, vision
 from zoo_models.entry import Entry

@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from models import mlp
 from torch import Tensor, nn
 from zoo_models.entry import Entry, normal, numbers, together, total
+
+from support.tiny_models import mlp
 
 STATE, ACTIONS, BATCH, STEPS = 17, 6, 64, 8
 

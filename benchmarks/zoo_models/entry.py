@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import models
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+
+from support import tiny_models
 
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}
 Loss = Callable[[Any], Tensor]
@@ -79,13 +80,13 @@ def known(
     **sizes: Any,
 ) -> Entry:
     """Return a tiny model of the tests as an entry, at other sizes."""
-    tiny = models.MODELS[name]
-    assert isinstance(tiny, models.Tiny)
+    tiny = tiny_models.MODELS[name]
+    assert isinstance(tiny, tiny_models.Tiny)
     return of_transformers(replace(tiny, sizes={**tiny.sizes, **sizes}), inputs, batch, loss, last)
 
 
 def of_transformers(
-    kind: models.Tiny,
+    kind: tiny_models.Tiny,
     inputs: Mapping[str, Callable[[int], Tensor]],
     batch: int,
     loss: Loss = classes,
@@ -95,7 +96,7 @@ def of_transformers(
 
     def make() -> nn.Module:
         model = Named(kind(0.0), tuple(inputs))
-        models.fill(model)
+        tiny_models.fill(model)
         return model.to(**LAST) if last else model
 
     def made(size: int) -> tuple[Tensor, ...]:
@@ -110,7 +111,7 @@ def filled(kind: Callable[[], nn.Module], last: bool = False) -> Callable[[], nn
 
     def make() -> nn.Module:
         model = kind()
-        models.fill(model)
+        tiny_models.fill(model)
         return model.to(**LAST) if last else model
 
     return make

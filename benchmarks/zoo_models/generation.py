@@ -4,9 +4,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from models import normalised
 from torch import Tensor, nn
 from zoo_models.entry import Entry, at_least_single, classes, filled, image, normal, together, total
+
+from support.tiny_models import normalised
 
 LEVELS = 16  # of a pixel that PixelCNN predicts
 

@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from models import LABELS
 from torch import Tensor, nn
 from zoo_models.entry import Entry, classes
+
+from support.tiny_models import LABELS
 
 NODES, EDGES, FEATURES, WIDTH, RELATIONS = 24, 96, 32, 64, 8
 

@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from models import Dlrm, mlp
 from torch import Tensor, nn
 from zoo_models.entry import Entry, at_least_single, normal, numbers, together
+
+from support.tiny_models import Dlrm, mlp
 
 USERS, FIELDS, ROWS, WIDTH, DENSE = 64, 8, 500, 16, 13
 

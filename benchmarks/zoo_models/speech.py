@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from models import VOCABULARY, Tiny
 from torch import Tensor, nn
 from zoo_models.entry import (
     Entry,
@@ -14,6 +13,8 @@ from zoo_models.entry import (
     of_transformers,
     together,
 )
+
+from support.tiny_models import VOCABULARY, Tiny
 
 FRAMES, MEL = 64, 40
 

@@ -1,9 +1,10 @@
 """Language models: encoders, decoders, and both."""
 
 import torch
-from models import VOCABULARY, Tiny
 from torch import Tensor
 from zoo_models.entry import Entry, known, numbers, of_transformers
+
+from support.tiny_models import VOCABULARY, Tiny
 
 TOKENS, WIDTH, INNER, HEADS, BATCH = 48, 128, 512, 4, 2
 BERT = {"hidden_size": WIDTH, "intermediate_size": INNER}

@@ -2,9 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from models import LABELS, Tiny, normalised
 from torch import Tensor, nn
 from zoo_models.entry import Entry, classes, filled, image, known, normal, of_transformers
+
+from support.tiny_models import LABELS, Tiny, normalised
 
 SIDE = 64
 PICTURE = {"pixel_values": normal(3, SIDE, SIDE)}

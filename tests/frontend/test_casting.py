@@ -6,13 +6,13 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import pickled
 from torch import nn
 from torch.nn.utils import prune
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import ipex_inductor
 from ipex_inductor.frontend import casting
+from support.helpers import pickled
 
 LOW = [torch.bfloat16, torch.float16]
 # One rounding of inputs, weights and results, each 2**-8 of it at most, over a few layers.

@@ -8,12 +8,12 @@ import re
 
 import pytest
 import torch
-from helpers import pickled
 from torch import nn
 
 import ipex_inductor
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.frontend import folding
+from support.helpers import pickled
 
 N, C = 3, 6
 

@@ -5,11 +5,11 @@ import gc
 
 import pytest
 import torch
-from helpers import Mlp, has_kernels, pickled
 from torch import nn
 
 import ipex_inductor
 from ipex_inductor.reporting import decisions
+from support.helpers import Mlp, has_kernels, pickled
 
 X = torch.linspace(-1, 1, 64).view(2, 32)
 

@@ -8,12 +8,12 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import Mlp, Plain, code_of
 from torch import nn
 from torch._dynamo.utils import counters
 
 from ipex_inductor.config import MODES
 from ipex_inductor.reporting import decisions
+from support.helpers import Mlp, Plain, code_of
 
 pytestmark = pytest.mark.gpu
 

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from gpu_steps import CAPTURED, MADE, close, doubles, draw, tensors, wide_grads
 from torch import nn
 from torch.optim import SGD, AdamW
 
 from ipex_inductor.optim import FusedStep, GradScaler, Lamb, attach_master_weights, fuse_step, norms
 from ipex_inductor.optim.weights import TABLE
 from ipex_inductor.templates.optimizer.formulas import FORMULAS
+from support.optim.gpu_step_inputs import CAPTURED, MADE, close, doubles, draw, tensors, wide_grads
 
 pytestmark = pytest.mark.gpu
 

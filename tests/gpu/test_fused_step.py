@@ -8,16 +8,26 @@ import subprocess
 import sys
 from functools import partial
 
-import optimizers
 import pytest
 import torch
-from gpu_steps import CAPTURED, MADE, TOLERANCE, TURN, close, doubles, draw, tensors, wide_grads
-from step_checks import check_fp32
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.optim import FusedStep, Lamb, Lars, attach_master_weights, fuse_step
 from ipex_inductor.optim.weights import TABLE
+from support.optim import optimizer_variants
+from support.optim.gpu_step_inputs import (
+    CAPTURED,
+    MADE,
+    TOLERANCE,
+    TURN,
+    close,
+    doubles,
+    draw,
+    tensors,
+    wide_grads,
+)
+from support.optim.step_checks import check_fp32
 
 pytestmark = pytest.mark.gpu
 
@@ -286,7 +296,7 @@ def test_flags_crossed_with_who_counts(kind, flags, there):
     """50 steps, as near to fp64 as torch's own."""
     with torch.device("cuda"):
         rate = torch.tensor(0.03) if there else 0.03
-        check_fp32(partial(kind, lr=rate, **flags), optimizers.tensors())
+        check_fp32(partial(kind, lr=rate, **flags), optimizer_variants.tensors())
 
 
 @pytest.fixture

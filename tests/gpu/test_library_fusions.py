@@ -6,8 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import code_of
-from records import PROVENANCE, timed
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -23,6 +21,8 @@ from ipex_inductor.lowerings.tune import compiling, tuner
 from ipex_inductor.passes.fusion.joined import SHORTCUT
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import device
+from support.autotune.autotune_records import PROVENANCE, timed
+from support.helpers import code_of
 
 pytestmark = pytest.mark.gpu
 

@@ -76,7 +76,7 @@ def run(program, folder, *arguments, **variables):
     ours = ("TORCHINDUCTOR_", "TRITON_CACHE_DIR", "IPEX_")
     env = {n: v for n, v in os.environ.items() if not n.startswith(ours)}
     tests = os.path.dirname(os.path.dirname(__file__))
-    paths = tests, os.path.join(tests, "reliability"), env.get("PYTHONPATH")
+    paths = tests, os.path.join(tests, "prebuild"), env.get("PYTHONPATH")
     env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     env |= {"IPEX_HOME": str(folder), **variables}
     command = [sys.executable, "-c", program, *arguments]

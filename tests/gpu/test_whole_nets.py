@@ -5,9 +5,9 @@ import re
 
 import pytest
 import torch
-from helpers import code_of
 
 from ipex_inductor.reporting import decisions
+from support.helpers import code_of
 
 pytestmark = pytest.mark.gpu
 

@@ -11,8 +11,9 @@ pytestmark = pytest.mark.host(
     "two processes of the CPU; tests/gpu/test_fused_fsdp.py has those of GPUs"
 )
 
-HERE = Path(__file__).parent
-PATHS = (HERE, HERE.parent, HERE.parents[1])
+TESTS = Path(__file__).parents[1]
+PROGRAM = TESTS / "support" / "optim" / "fsdp_ranks.py"
+PATHS = (TESTS, TESTS.parent)
 
 # By number of processes. They start slowly, so one set of them runs several checks.
 CHECKS = {
@@ -59,7 +60,7 @@ def test_under_fully_shard(checks, tmp_path):
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, PATHS)), "OMP_NUM_THREADS": "1"}
     size, *names = map(str, checks)
     done = subprocess.run(
-        [sys.executable, str(HERE / "fsdp_ranks.py"), size, str(tmp_path), *names],
+        [sys.executable, str(PROGRAM), size, str(tmp_path), *names],
         env=env,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

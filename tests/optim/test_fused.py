@@ -7,8 +7,6 @@ from types import MethodType
 
 import pytest
 import torch
-from helpers import pickled
-from optimizers import LOW, ONE_EACH, VARIANTS, Net, copies, in_groups, left, pair, train
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, lr_scheduler
 
@@ -20,6 +18,18 @@ from ipex_inductor.optim import (
     fuse_step,
     kernels,
     planning,
+)
+from support.helpers import pickled
+from support.optim.optimizer_variants import (
+    LOW,
+    ONE_EACH,
+    VARIANTS,
+    Net,
+    copies,
+    in_groups,
+    left,
+    pair,
+    train,
 )
 
 # Formulas are torch's in another order: a few roundings a step, of numbers of about 1.

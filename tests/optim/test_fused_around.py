@@ -5,12 +5,20 @@ import functools
 
 import pytest
 import torch
-from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, left, single
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import FusedStep, attach_master_weights, fuse_step
+from support.optim.optimizer_variants import (
+    LOW,
+    ONE_EACH,
+    VARIANTS,
+    copies,
+    in_groups,
+    left,
+    single,
+)
 
 # One product rounds where torch has two, and the formulas round in another order.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}

@@ -8,8 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from optimizers import LOW, ONE_EACH, VARIANTS, copies, in_groups, single, tensors
-from step_checks import check_alone, check_fp32, check_fp64, check_kept
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.ops.optimizer.update import Update
@@ -18,6 +16,16 @@ from ipex_inductor.optim.launching import launch_groups
 from ipex_inductor.templates.optimizer import step_cpp
 from ipex_inductor.templates.optimizer.formulas import FORMULAS
 from ipex_inductor.templates.optimizer.step import update_source
+from support.optim.optimizer_variants import (
+    LOW,
+    ONE_EACH,
+    VARIANTS,
+    copies,
+    in_groups,
+    single,
+    tensors,
+)
+from support.optim.step_checks import check_alone, check_fp32, check_fp64, check_kept
 
 
 def crossed(kind, **options):

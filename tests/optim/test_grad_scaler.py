@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from helpers import pickled
 from torch import nn
 from torch.optim import SGD, AdamW
 
 from ipex_inductor.optim import FusedStep, GradScaler, fuse_step, norms, state_fingerprint
+from support.helpers import pickled
 
 pytestmark = pytest.mark.host("the CPU stands in for a GPU; tests/gpu/test_fused_around.py has one")
 

@@ -1,6 +1,6 @@
 """Whatever changes between steps, a GPU's fused steps are torch's: drawn programs of changes.
 
-On a GPU of the host (`host_gpu.py`), in fp64, so that a wrong number is no rounding.
+On a GPU of the host (`simulated_gpu.py`), in fp64, so that a wrong number is no rounding.
 """
 
 import copy
@@ -8,13 +8,13 @@ import itertools
 import math
 import random
 
-import host_gpu
 import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW
 
 from ipex_inductor.optim import FusedStep, GradScaler, Lamb, Lars
+from support.optim import simulated_gpu
 
 pytestmark = pytest.mark.host("a driver that computes on tensors of the host")
 
@@ -294,7 +294,7 @@ def close(mine, theirs):
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.sampled
 def test_steps_are_torchs(name, seeds, monkeypatch):
-    gpu = host_gpu.installed(monkeypatch)
+    gpu = simulated_gpu.installed(monkeypatch)
     for seed in seeds:
         program = Program(gpu, name, seed)
         for _ in range(40):

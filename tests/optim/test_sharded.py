@@ -7,13 +7,13 @@ import warnings
 
 import pytest
 import torch
-from optimizers import LOW, VARIANTS, device, pair
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 from torch.optim import SGD, Adafactor
 
 from ipex_inductor.errors import ArgumentError
 from ipex_inductor.optim import attach_master_weights, cast_for_inference
+from support.optim.optimizer_variants import LOW, VARIANTS, device, pair
 
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
 

@@ -6,7 +6,13 @@ import struct
 
 import pytest
 import torch
-from optimizers import (
+from torch import nn
+from torch.optim import SGD
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from ipex_inductor.optim import attach_master_weights, cast_for_inference
+from ipex_inductor.optim.bf16_split import halves, join, split
+from support.optim.optimizer_variants import (
     LOW,
     ONE_EACH,
     VARIANTS,
@@ -17,12 +23,6 @@ from optimizers import (
     same_gradients,
     train,
 )
-from torch import nn
-from torch.optim import SGD
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-from ipex_inductor.optim import attach_master_weights, cast_for_inference
-from ipex_inductor.optim.bf16_split import halves, join, split
 
 parametrize_low = pytest.mark.parametrize("held", LOW.values(), ids=list(LOW))
 SPLIT, MASTER, HALF = LOW.values()

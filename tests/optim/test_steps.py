@@ -9,18 +9,6 @@ from types import MethodType
 
 import pytest
 import torch
-from optimizers import (
-    LOW,
-    ONE_EACH,
-    VARIANTS,
-    Net,
-    assert_same,
-    device,
-    groups,
-    pair,
-    same_gradients,
-    train,
-)
 from torch import nn
 from torch.optim import SGD, Adagrad, Adam, lr_scheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -33,6 +21,18 @@ from ipex_inductor.optim import (
     attach_master_weights,
     fuse_step,
     stand_ins,
+)
+from support.optim.optimizer_variants import (
+    LOW,
+    ONE_EACH,
+    VARIANTS,
+    Net,
+    assert_same,
+    device,
+    groups,
+    pair,
+    same_gradients,
+    train,
 )
 
 SPLIT = LOW["bf16 split"]

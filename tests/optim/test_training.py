@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from optimizers import LOW, VARIANTS, autocast, device
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from ipex_inductor.optim import attach_master_weights
+from support.optim.optimizer_variants import LOW, VARIANTS, autocast, device
 
 SPLIT, _, HALF = LOW.values()
 

@@ -1,0 +1,1 @@
+"""Autotune records, tables and tuners for tests."""

@@ -1,0 +1,1 @@
+"""Keys, bundles, servers and processes for the tests of the kernel cache."""

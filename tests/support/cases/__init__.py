@@ -1,0 +1,1 @@
+"""Shapes and problems that kernels are tested with, on a CPU and on a GPU."""

@@ -1,0 +1,1 @@
+"""Optimizers, devices and fixtures for the tests of steps."""
