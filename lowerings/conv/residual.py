@@ -150,7 +150,7 @@ def _lower(call: Arguments) -> Any:
     read, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
     multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
     chosen: weight_stationary.Tile | conv_tma.Tile
-    if call.kind == "boxes":
+    if call.template == "boxes":
         chosen, text = conv_tma.Tile(*call.tile), shortcut.BOXES
         x, weight, source, projection = (
             align_to_vector(tensor, conv_tma.VECTOR) for tensor in (x, weight, source, projection)
@@ -162,7 +162,7 @@ def _lower(call: Arguments) -> Any:
         fitting = min(chosen.programs, shared_memory // shared_bytes)
     programs = multiprocessors * max(1, fitting)
     return node(
-        template(f"ipex_shortcut_{call.kind}", text, in_turns),
+        template(f"ipex_shortcut_{call.template}", text, in_turns),
         (x, weight, source, projection, bias),
         ir.FixedLayout(x.get_device(), torch.float32, [batch * math.prod(image[1:]), columns]),
         chosen.num_warps,
