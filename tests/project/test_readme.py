@@ -1,6 +1,7 @@
 """README.md: its results come from the rows, it stays short, and what it names exists."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
@@ -50,10 +51,19 @@ def test_the_check_reports_a_stale_file(monkeypatch, tmp_path):
 
 
 def test_a_cpu_figure_is_of_the_last_run():
+    rows = map(json.loads, (readme_table.RESULTS / "cpu.jsonl").read_text().splitlines())
+    kind = {"model": "bert", "dtype": "fp32", "batch": 1, "flags": "avx2", "threads": 2}
+    last = {row["peer"]: row for row in rows if kind.items() <= row.items()}
     _, ratios = readme_table.read_cpu_ratios("avx2", "avx512f")
-    last = ratios["bert", "fp32"]
-    assert (last.date, last.torch) == ("2026-11-25", "2.13")
-    assert str(last) == f"{last.inductor:.2f} ({last.ipex28:.2f})"
+    expected = [last[p]["min_ms"] / last["ipex"]["min_ms"] for p in ("inductor", "ipex28-trace")]
+    assert ratios["bert", "fp32"].date == last["ipex"]["date"]
+    assert str(ratios["bert", "fp32"]) == "{:.2f} ({:.2f})".format(*expected)
+
+
+def test_a_gpu_figure_without_max_autotune_has_a_mark():
+    ratios = readme_table.read_gpu_ratios()
+    assert {ratio.complete for ratio in ratios.values()} == {True, False}
+    assert all(str(ratio).endswith("*") != ratio.complete for ratio in ratios.values())
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.99, 1, 2, 50])
