@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ipex_inductor.prebuild.exporting import package as package
     from ipex_inductor.prebuild.loading import load as load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 pause_while_dynamo_is_imported()
 keep_old_names()

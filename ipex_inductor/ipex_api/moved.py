@@ -1,4 +1,4 @@
-"""Old names of modules that documents named before they moved; they end with version 0.2."""
+"""Old names of modules that documents named before they moved; they end with version 0.3."""
 
 import sys
 import warnings
@@ -20,7 +20,7 @@ class MovedModule(ModuleType):
         if name.startswith("__"):  # the import system asks for its own attributes
             raise AttributeError(name)
         home = MOVED[self.__name__]
-        message = f"{self.__name__} is {home} now. Import that: the old name ends with version 0.2."
+        message = f"{self.__name__} is {home} now. Import that: the old name ends with version 0.3."
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return getattr(import_module(home), name)
 

@@ -72,3 +72,8 @@ def test_a_module_that_moved_is_found_by_its_old_name(name):
     assert getattr(ipex_inductor, name.rpartition(".")[2]) is old
     with pytest.raises(AttributeError), pytest.warns(DeprecationWarning, match="is ipex"):
         old.no_such_name  # noqa: B018
+
+
+def test_old_module_names_end_with_the_version_that_they_announce():
+    announced = re.search(r"end with version (\d+)\.(\d+)", moved.__doc__)
+    assert [*map(int, announced.groups())] > [*map(int, ipex_inductor.__version__.split(".")[:2])]
