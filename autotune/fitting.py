@@ -64,7 +64,7 @@ def fit(records: Iterable[Record]) -> tuple[Model, Quality]:
     """
     pools = pool(records)
     problems = {key: decode_problem(key) for key in pools}
-    arch = one({problem.arch for problem in problems.values()})
+    arch = single_architecture({problem.arch for problem in problems.values()})
     extra = _besides([*pools.values()])
     templates = [
         (problems[key], timed_templates(problems[key], pools[key], extra)) for key in sorted(pools)
@@ -211,7 +211,7 @@ def tensor(values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def one(names: set[str]) -> str:
+def single_architecture(names: set[str]) -> str:
     """Return the one architecture; raise `ArgumentError` for several or an unknown one."""
     if len(names) != 1 or not all(map(cost.target_of, names)):
         listed = ", ".join(sorted(names)) or "no records"

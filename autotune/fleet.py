@@ -46,7 +46,7 @@ def measure_problems(
     cpus: int,
     address: str | None = None,
 ) -> Iterator[Tuned]:
-    """Yield a record, or the reason for its lack, for each problem in order of completion.
+    """Yield a record for each problem, or the reason why there is none, in order of completion.
 
     Args:
         problems: the problems to measure.

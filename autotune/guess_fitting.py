@@ -64,7 +64,7 @@ def fit(records: Iterable[Record]) -> tuple[Guesser, list[Held]]:
     """
     pools = pool(records)
     problems = {key: decode_problem(key) for key in sorted(pools)}
-    arch = fitting.one({problem.arch for problem in problems.values()})
+    arch = fitting.single_architecture({problem.arch for problem in problems.values()})
     templates = {key: fitting.timed_templates(p, pools[key]) for key, p in problems.items()}
     dtypes = fitting.dtypes_of((p, templates[key]) for key, p in problems.items())
     candidates = (_measurement_of(p, pools[key], templates[key]) for key, p in problems.items())

@@ -27,9 +27,9 @@ from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.errors import OptionError
 
 _HELD = ".held"  # locked by the process whose room it is, and by its forked children
-_PASSING = (".lock", ".tmp")  # suffixes of torch's transient files, which are not kept
-_SMALLER = b"zlib\n"  # which begins no framed fields
-_LIST = "__grp__"  # begins the names of Triton's lists of a kernel's files
+_TRANSIENT = (".lock", ".tmp")  # suffixes of torch's transient files, which are not kept
+_COMPRESSED = b"zlib\n"  # which begins no framed fields
+_KERNEL_LIST = "__grp__"  # begins the names of Triton's lists of a kernel's files
 _DEPTH = 8  # folders, of a file in an entry
 _made: tuple[int, Path] | None = None
 _lock = threading.Lock()
@@ -48,8 +48,8 @@ def room() -> Path:
         return _made[1]
 
 
-def is_one(path: str) -> bool:
-    """Return whether a path is in such a folder of any process, such as a parent of this one."""
+def is_room(path: str) -> bool:
+    """Return whether a path is in the `room` of any process, such as a parent of this one."""
     with suppress(OptionError):
         return Path(path).is_relative_to(home() / "torch")
     return False
@@ -61,7 +61,7 @@ def files_in(folder: Path) -> Iterator[str]:
         folders.sort()
         for name in sorted(names):
             path = Path(above, name)
-            if path.suffix not in _PASSING and stat.S_ISREG(path.lstat().st_mode):
+            if path.suffix not in _TRANSIENT and stat.S_ISREG(path.lstat().st_mode):
                 yield path.relative_to(folder).as_posix()
 
 
@@ -72,26 +72,33 @@ def pack_files(folder: Path) -> bytes:
 
 def compress_files(blob: bytes) -> bytes:
     """Compress packed files for transport: a sixth of the size, which takes longer to unpack."""
-    return _SMALLER + zlib.compress(blob)
+    return _COMPRESSED + zlib.compress(blob)
 
 
 def unpack(
-    blob: bytes, folder: Path, without: Callable[[str, bytes], bool] = lambda name, data: False
+    blob: bytes, folder: Path, leaves_out: Callable[[str, bytes], bool] = lambda name, data: False
 ) -> frozenset[str]:
     """Write files that `pack_files` packed into `folder`, except existing files; return all names.
 
-    Files for which `without(name, data)` is true are left out.
+    Args:
+        blob: the packed files.
+        folder: where they go.
+        leaves_out: takes a name and the data; returns whether that file is left out.
 
-    Raises `ValueError`, before anything is written, for names that could lead out of it, `OSError`.
+    Raises:
+        ValueError: for names that could lead out of `folder`, before anything is written.
+        OSError: if a file cannot be written.
     """
-    files = {name: data for name, data in unpack_files(blob).items() if not without(name, data)}
+    files = {name: data for name, data in unpack_files(blob).items() if not leaves_out(name, data)}
     folder.mkdir(mode=0o700, exist_ok=True)
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError), open(path, "xb") as file:
             try:
-                file.write(_update_paths(path, data) if path.name.startswith(_LIST) else data)
+                file.write(
+                    _update_paths(path, data) if path.name.startswith(_KERNEL_LIST) else data
+                )
                 file.flush()
             except OSError:
                 path.unlink()  # leave no partial file where torch looks
@@ -109,9 +116,9 @@ def _update_paths(path: Path, data: bytes) -> bytes:
 
 def unpack_files(blob: bytes) -> dict[str, bytes]:
     """Return files that `pack_files` packed; raise `ValueError` for names that could lead out."""
-    if blob.startswith(_SMALLER):
+    if blob.startswith(_COMPRESSED):
         try:
-            blob = zlib.decompress(blob[len(_SMALLER) :])
+            blob = zlib.decompress(blob[len(_COMPRESSED) :])
         except zlib.error as error:
             raise ValueError(f"not what was packed: {error}") from None
     files = unframe_fields(blob)
@@ -135,7 +142,7 @@ def complete(folder: Path) -> None:
         if len([*source.parent.glob(pattern)]) > 1:
             continue
         for library in folder.parent.glob(f"*/{stem.parent.as_posix()}/{pattern}"):
-            if not (source.parent / library.name).exists() and library.suffix not in _PASSING:
+            if not (source.parent / library.name).exists() and library.suffix not in _TRANSIENT:
                 shutil.copyfile(library, source.parent / library.name)
 
 

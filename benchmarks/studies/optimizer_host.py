@@ -89,7 +89,7 @@ def stub_driver() -> None:
     cuda._driver = lambda: driver
 
     def batch(made, kernel, columns, group, step, first, looks):
-        far = planning._far(step, first)
+        far = planning.count_steps_before(step, first)
         return planning._find_batch(
             made, batches.CudaBatch, kernel, columns[0].device, True, group, far
         )

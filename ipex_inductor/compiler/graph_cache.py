@@ -256,7 +256,7 @@ def _spare() -> Iterator[None]:
 def why_not_ours() -> str:
     """Return why torch keeps its own folder, "" if this backend's folder is used."""
     configured = compat.named_folder()
-    if configured is None or workroom.is_one(configured):  # a child process inherits our folder
+    if configured is None or workroom.is_room(configured):  # a child process inherits our folder
         return ""
     return (
         f"Inductor's files are stored unverified in {configured}, as TORCHINDUCTOR_CACHE_DIR says"

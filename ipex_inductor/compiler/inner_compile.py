@@ -186,37 +186,40 @@ def _compile_by_choices(
 ) -> "tuple[Any, Choosing, str]":
     """Return the code of `gm`, its choices, and why a selected kernel was not used.
 
-    If a template of Inductor's does not compile, the graph is compiled without such templates. A
-    backward graph has no further fallback, so it is compiled with plain torch ops at last.
+    If a selected template of Inductor's does not compile, the graph is compiled without such
+    templates. The last attempt on a backward graph, for which nothing else can stand in, is to
+    compile it in plain torch ops.
 
     Args:
         compile_by: compiles a graph with given choices.
         gm: the graph.
         selected: selected kernels, by encoded problem.
         backward: True for a backward graph.
-        strict: True if errors are raised instead of tried around.
+        strict: True if the first error is raised, without another attempt.
         graph_report: receives the decisions of this compilation.
     """
     choices = {problem: selection.choice for problem, selection in selected.items()}
-    proven = {p: choice for p, choice in choices.items() if not is_listed(choice)}
-    ways = [("", choices), ("the library's kernels", proven)][: 1 + (proven != choices)]
+    without_templates = {p: choice for p, choice in choices.items() if not is_listed(choice)}
+    attempts = [("", choices)]  # what replaces the selected templates, and the choices
+    if without_templates != choices:
+        attempts.append(("the library's kernels", without_templates))
     if backward and any(map(lowerings.is_ours, gm.graph.nodes)):
-        ways.append((AS_WRITTEN, proven))
-    graphs = [gm, *(copy_graph(gm) for _ in ways[1:])]  # a compilation changes its graph
+        attempts.append((AS_WRITTEN, without_templates))
+    graphs = [gm, *(copy_graph(gm) for _ in attempts[1:])]  # a compilation changes its graph
     why_not = "is not offered here"
-    for graph, (instead, chosen) in zip(graphs, ways, strict=True):
-        if instead:
-            log.warning("a selected template %s: %s instead", why_not, instead)
-        if instead == AS_WRITTEN:
-            graph_report.add("missed", "kernels of ours", f"a template {why_not}: {instead}")
+    for graph, (fallback, attempted) in zip(graphs, attempts, strict=True):
+        if fallback:
+            log.warning("a selected template %s: %s instead", why_not, fallback)
+        if fallback == AS_WRITTEN:
+            graph_report.add("missed", "kernels of ours", f"a template {why_not}: {fallback}")
         try:
-            with _as_torch_ops() if instead == AS_WRITTEN else nullcontext():
-                return *compile_by(graph, chosen), why_not
+            with _as_torch_ops() if fallback == AS_WRITTEN else nullcontext():
+                return *compile_by(graph, attempted), why_not
         except Exception as error:
             if graph is graphs[-1] or strict or compat.is_control_flow(error):
                 raise
             why_not = f"does not compile ({type(error).__name__}: {str(error).strip()[:300]})"
-    raise AssertionError("the last way compiles or raises")
+    raise AssertionError("the last attempt compiles or raises")
 
 
 @contextmanager

@@ -10,6 +10,9 @@ MOVED = {
     "ipex_inductor.compat_ipex": "ipex_inductor.ipex_api.compat_ipex",
     "ipex_inductor.ipex_names": "ipex_inductor.ipex_api.ipex_names",
     "ipex_inductor.parameter_wrapper": "ipex_inductor.ipex_api.parameter_wrapper",
+    # Pickled optimizers name them.
+    "ipex_inductor.optim._lamb": "ipex_inductor.optim.optimizers._lamb",
+    "ipex_inductor.optim._lars": "ipex_inductor.optim.optimizers._lars",
 }
 
 

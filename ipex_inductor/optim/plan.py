@@ -43,10 +43,10 @@ class Plan:
         return not (self.left or self.fresh or self.copied)
 
     @property
-    def as_far(self) -> bool:
+    def counters_unchanged(self) -> bool:
         """Return whether step counters on the host still hold the values that this plan wrote."""
         for batch in self.batches.values():  # runs before each step
-            if isinstance(batch, OnGpu) and not batch.as_far():
+            if isinstance(batch, OnGpu) and not batch.are_counters_unchanged():
                 return False
         return True
 

@@ -74,7 +74,7 @@ def are_disjoint(last: Known | None, fingerprint: Look | None, grads: list[Tenso
 
 def reuse_plan(last: Known | None, fingerprint: Look | None, request: Asked) -> Plan | None:
     """Return the last plan with the current addresses of gradients, if `request` is equal."""
-    if not (last and fingerprint and last.asked == request and last.made.as_far):
+    if not (last and fingerprint and last.asked == request and last.made.counters_unchanged):
         return None
     step_plan = last.made
     if last.addresses != fingerprint.addresses:

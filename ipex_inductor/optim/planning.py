@@ -296,19 +296,26 @@ def _batch(
     if device.type == "cpu":
         return _find_batch(step_plan, CpuBatch, kernel)
     if device.type == "xpu":
-        return _find_batch(step_plan, SyclBatch, kernel, device, group, _far(step, first))
+        return _find_batch(
+            step_plan, SyclBatch, kernel, device, group, count_steps_before(step, first)
+        )
     aligned = not any(t.data_ptr() % VECTOR for t in columns)
     if step is not None and step.is_cuda:
         return _find_batch(step_plan, CountingBatch, kernel, device, aligned)
-    far = _far(step, first)
-    if looks and is_whole(far):
+    steps_before = count_steps_before(step, first)
+    if looks and is_whole(steps_before):
         return _find_batch(
-            step_plan, CountingBatch, kernel, device, aligned, None if step is None else far
+            step_plan,
+            CountingBatch,
+            kernel,
+            device,
+            aligned,
+            None if step is None else steps_before,
         )
-    return _find_batch(step_plan, CudaBatch, kernel, device, aligned, group, far)
+    return _find_batch(step_plan, CudaBatch, kernel, device, aligned, group, steps_before)
 
 
-def _far(step: Tensor | None, first: bool) -> float:
+def count_steps_before(step: Tensor | None, first: bool) -> float:
     """Return the number of steps before this one; without a counter, whether it is the first.
 
     Raises `LeftError` for a counter that the host cannot read.

@@ -37,7 +37,7 @@ SOURCE = Path(__file__).with_name("described.cpp")
 
 
 @dataclass
-class Made:
+class CompiledKernels:
     """The results of compilation inside `device`: Triton kernels by name.
 
     `untimed`: kernels with several configurations, all of which Inductor times where it can.
@@ -55,7 +55,7 @@ class Made:
 
 
 @contextlib.contextmanager
-def device(target: Target) -> Iterator[Made]:
+def device(target: Target) -> Iterator[CompiledKernels]:
     """Describe `target` as `cuda:0` of this process, which then compiles in this thread alone.
 
     Raises:
@@ -75,7 +75,7 @@ def device(target: Target) -> Iterator[Made]:
         importlib.import_module(name)
     interfaces = importlib.import_module("torch._dynamo.device_interface")
     interfaces.get_interface_for_device("cuda")  # registers all of them, as torch finds them
-    compiled, properties = Made(), _properties(target)
+    compiled, properties = CompiledKernels(), _properties(target)
     with Changes() as changes:
         changes.callback(forget_answers)
         prefers = int(compat.prefers_cudnn_attention(int(properties.major)))
@@ -162,7 +162,7 @@ def _describe_cuda(changes: Changes, properties: SimpleNamespace, target: Target
     )
 
 
-def _describe_to_inductor(changes: Changes, compiled: Made) -> None:
+def _describe_to_inductor(changes: Changes, compiled: CompiledKernels) -> None:
     """Have Inductor compile Triton kernels without loading them, and record them."""
     from torch._inductor.runtime.triton_heuristics import (
         CachingAutotuner,

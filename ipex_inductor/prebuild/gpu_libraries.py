@@ -12,14 +12,14 @@ from typing import Any
 from ipex_inductor.aot_cache import toolkit
 from ipex_inductor.errors import CompilerNotFoundError
 from ipex_inductor.prebuild.changes import Changes, always
-from ipex_inductor.prebuild.described import Made, device
+from ipex_inductor.prebuild.described import CompiledKernels, device
 from ipex_inductor.target.device import Target
 
 HOST = "march=x86-64-v2"  # instruction set of a package's host code, which has no loops
 
 
 @contextlib.contextmanager
-def packaging(target: Target) -> Iterator[Made]:
+def packaging(target: Target) -> Iterator[CompiledKernels]:
     """Enter `device` with AOTInductor building libraries that hold the kernels' binaries.
 
     Their C++ is compiled with the CUDA headers that come with Triton, and linked with an empty

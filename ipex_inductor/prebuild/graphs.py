@@ -67,7 +67,7 @@ class Prebuilt:
     entries: dict[Key, Entry] = field(default_factory=dict)
     own: dict[Key, Entry] = field(default_factory=dict)
     graphs: int = 0
-    made: described.Made = field(default_factory=described.Made)
+    made: described.CompiledKernels = field(default_factory=described.CompiledKernels)
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
     unbuilt: str = ""  # why Triton's module for the driver is not in it
@@ -163,7 +163,7 @@ def prebuild(
 class _Building:
     """The objects collected while code is compiled."""
 
-    compiled: described.Made
+    compiled: described.CompiledKernels
     graph_files: list[GraphFiles]
     kernel_keys: list[Key]
     reports: list[decisions.GraphReport]
@@ -192,23 +192,23 @@ def _place(target: Target) -> torch.device:
     return CPU if target.kind == "cpu" else GPU
 
 
-def _describe(target: Target) -> AbstractContextManager[described.Made]:
+def _describe(target: Target) -> AbstractContextManager[described.CompiledKernels]:
     """Return the context in which the process compiles for a target."""
     return _as_level(target) if target.kind == "cpu" else described.device(target)
 
 
 @contextmanager
-def _as_level(target: Target) -> Iterator[described.Made]:
+def _as_level(target: Target) -> Iterator[described.CompiledKernels]:
     """Compile for a level of x86-64; raise `CompilerNotFoundError` without a compiler."""
     level = x86_levels.check(target)
     if toolkit.compiler() is None:
         advice = "Install one (`apt-get install g++`); users of the bundle need none."
         raise CompilerNotFoundError("a C++ compiler that builds graphs for CPUs", "none", advice)
     with x86_levels.compile_ahead(level):
-        yield described.Made()
+        yield described.CompiledKernels()
 
 
-def _look_into(entries: Mapping[Key, Entry], compiled: described.Made) -> None:
+def _look_into(entries: Mapping[Key, Entry], compiled: described.CompiledKernels) -> None:
     """Record the libraries of CPU graphs, and build our library too if they call it."""
     calls = False
     for entry in entries.values():

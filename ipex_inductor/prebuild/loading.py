@@ -150,7 +150,7 @@ def load(
     with gc_pause.pause():  # a full garbage collection would walk all of torch's objects in vain
         bundle = open_bundle(Path(path), allow_unsigned, allow_older)
         try:
-            package, blob = _fitting(bundle)
+            package, blob = _choose_package(bundle)
             model = LoadedModel(package, unframe_fields(blob), bundle.origin)
         except IpexError:
             raise
@@ -163,7 +163,7 @@ def load(
     return model
 
 
-def _fitting(bundle: Bundle) -> tuple[Package, bytes]:
+def _choose_package(bundle: Bundle) -> tuple[Package, bytes]:
     """Return metadata and data of the package for the highest architecture that runs here.
 
     Raises `PackageError` if there is none.

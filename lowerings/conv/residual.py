@@ -144,31 +144,34 @@ def _run_fused(kind: str, tile: Any, x: Tensor, weight: Tensor, *rest: Any) -> T
 
 
 def _lower(call: Arguments) -> Any:
+    """Lower `ipex::shortcut_rows` to the template of its `kind`, a persistent kernel."""
     x, source = (dense(image, last=True) for image in (call.x, call.source))
     weight, bias, projection = map(dense, (call.weight, call.bias, call.projection))
     batch, *image = ints(x.get_size())
-    read, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
+    source_image, columns = ints(source.get_size())[1:], ints(weight.get_size())[0]
     multiprocessors, shared_memory = facts(selector_hook.arch_of(x.get_device()))
-    chosen: weight_stationary.Tile | conv_tma.Tile
+    tile: weight_stationary.Tile | conv_tma.Tile
     if call.template == "boxes":
-        chosen, text = conv_tma.Tile(*call.tile), shortcut.BOXES
+        tile, text = conv_tma.Tile(*call.tile), shortcut.BOXES
         x, weight, source, projection = (
             align_to_vector(tensor, conv_tma.VECTOR) for tensor in (x, weight, source, projection)
         )
-        fitting = shared_memory // shared_by_boxes(chosen, (image[0], read[0]), x.get_dtype())
+        programs_each = shared_memory // shared_by_boxes(
+            tile, (image[0], source_image[0]), x.get_dtype()
+        )
     else:
-        chosen, text = weight_stationary.Tile(*call.tile), shortcut.STREAMED
-        shared_bytes = shortcut.shared(chosen, image[0], read[0], x.get_dtype().itemsize)
-        fitting = min(chosen.programs, shared_memory // shared_bytes)
-    programs = multiprocessors * max(1, fitting)
+        tile, text = weight_stationary.Tile(*call.tile), shortcut.STREAMED
+        shared_bytes = shortcut.shared(tile, image[0], source_image[0], x.get_dtype().itemsize)
+        programs_each = min(tile.programs, shared_memory // shared_bytes)
+    programs = multiprocessors * max(1, programs_each)
     return node(
         template(f"ipex_shortcut_{call.template}", text, in_turns),
         (x, weight, source, projection, bias),
         ir.FixedLayout(x.get_device(), torch.float32, [batch * math.prod(image[1:]), columns]),
-        chosen.num_warps,
-        chosen.num_stages,
+        tile.num_warps,
+        tile.num_stages,
         ALLOW_TF32=False,
-        **shortcut.constants(batch, image, read, columns, call.stride, chosen, programs),
+        **shortcut.constants(batch, image, source_image, columns, call.stride, tile, programs),
     )
 
 

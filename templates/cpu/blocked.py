@@ -14,7 +14,8 @@ from ipex_inductor.templates.cpu.cpu_library import PRODUCTS, library, why_not
 assert ops  # which registers ipex::blocked
 log = logging.getLogger("ipex_inductor")
 
-BINARY = ("none", "add", "mul")  # by their numbers in blocked.cpp
+# What our kernels compute, by their numbers in blocked.cpp.
+BINARY = ("none", "add", "mul")
 UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 ARGUMENTS: tuple[Any, ...] = (*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 5, *[ctypes.c_int32] * 2)
 

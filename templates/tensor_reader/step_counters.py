@@ -12,13 +12,17 @@ _SIZES = ("blocks", "threads", "shared")
 _NUMBERS = ("numbers", "each", "doubles", "ahead", "left")
 
 
-def is_whole(far: float) -> bool:
+def is_whole(steps: float) -> bool:
     """Return whether a step count is a whole number that fp64 holds exactly (below 2^53)."""
-    return far.is_integer() and abs(far) < 2**53
+    return steps.is_integer() and abs(steps) < 2**53
 
 
 class Turn(ctypes.Structure):
-    """`Turn` of look.cpp: cells at the count `far`, and a launch with numbers known `ahead`."""
+    """`Turn` of look.cpp: one launch that C++ may repeat, and the step counters of its parameters.
+
+    `far` is the number of steps taken, which all of its `cells` hold. `ahead` is the address of
+    precomputed numbers, of which those of `left` steps remain, the first after step `at`.
+    """
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("cells", "count", "wide")),
@@ -30,15 +34,16 @@ class Turn(ctypes.Structure):
 
 
 class Cells:
-    """Step counters of one dtype, all at the count `far`, read and written together.
+    """Step counters of one dtype, which all hold the same number of `steps`.
 
-    By C++ if it can be built; then also in turns that `Reader.check_and_count` launches.
+    They are read and written together, by C++ if it can be built; `Reader.check_and_count` then
+    counts in them too, by `turn`.
     """
 
-    def __init__(self, dtype: str, far: float = 0.0) -> None:
+    def __init__(self, dtype: str, steps: float = 0.0) -> None:
         self._addresses = array("q")
         self._type = DTYPES.get(dtype)
-        self.turn = Turn(far=far, wide=dtype == "float64")
+        self.turn = Turn(far=steps, wide=dtype == "float64")
         library = reader()
         self._reader = library if isinstance(library, Reader) else None
 
@@ -46,7 +51,7 @@ class Cells:
         return len(self._addresses)
 
     @property
-    def far(self) -> float:
+    def steps(self) -> float:
         """Return the count in each cell, as it was last written here."""
         return float(self.turn.far)
 
@@ -55,24 +60,24 @@ class Cells:
         self._addresses.append(address)
         self.turn.cells, self.turn.count = self._addresses.buffer_info()
 
-    def stand(self) -> bool:
-        """Return whether all cells still hold the count `far`."""
+    def are_unchanged(self) -> bool:
+        """Return whether all cells still hold `steps`."""
         if self._reader is not None:
-            return self._reader.are(self._addresses, self.turn.wide, self.far)
-        return all(cell.value == self.far for cell in self._each())
+            return self._reader.are(self._addresses, self.turn.wide, self.steps)
+        return all(cell.value == self.steps for cell in self._each())
 
-    def become(self, far: float) -> None:
+    def write(self, steps: float) -> None:
         """Write a count to all cells."""
-        self.turn.far = far
+        self.turn.far = steps
         if self._reader is not None:
-            self._reader.become(self._addresses, self.turn.wide, far)
+            self._reader.become(self._addresses, self.turn.wide, steps)
             return
         for cell in self._each():
-            cell.value = far
+            cell.value = steps
 
-    def after(self) -> float:
+    def next_steps(self) -> float:
         """Return the count after the next step; 0.0 without cells."""
-        return self.far + 1 if self._addresses else 0.0
+        return self.steps + 1 if self._addresses else 0.0
 
     def _each(self) -> list[Any]:
         assert self._type is not None or not self._addresses

@@ -1,7 +1,7 @@
-"""Triton template of a small-channel convolution: the GEMM of `ops/conv/small_channel.py`, gathered
-as it goes.
+"""Triton template of a small-channel convolution: the GEMM of `ops/conv/small_channel.py`.
 
-On an image of three channels a kernel of 7 x 7 has K = 147, which padded to 160 is five steps of a
+Its left matrix is never in memory: the kernel loads the elements of each block from the image.
+On an image of three channels a window of 7 x 7 has K = 147, which padded to 160 is five steps of a
 GEMM. Runs of adjacent elements begin at even places, so that a load takes two of them or more.
 Steps are unrolled: the loads of the next one stand before the GEMM of this one, and Triton 3.6 is
 known to miscompile flattened loops over K if a block has 8 warps. So there are 4 at most, too.
@@ -55,7 +55,7 @@ MOST_STEPS = 24  # steps that are unrolled
 
 
 def fits(tile: Tile, out_channels: int, found: Runs, widest: int = WIDEST) -> bool:
-    """Return whether `tile` is as wide as the channels, and few of its steps cover a kernel."""
+    """Return whether `tile` is as wide as the channels, and few of its steps cover a window."""
     width = min(widest, max(NARROWEST, 1 << (out_channels - 1).bit_length()))
     return width == tile.BLOCK_N and found.terms // tile.BLOCK_K <= MOST_STEPS
 
@@ -76,10 +76,10 @@ def constants(
         batch: the number of images.
         image: [C, H, W] of the input.
         out_channels: the channels of the result.
-        window: [h, w] of the kernel.
-        stride: of the kernel.
-        padding: of the input.
-        last: whether the input is channels-last.
+        window: its size [h, w].
+        stride: of the window, by side.
+        padding: of the input, by side.
+        last: whether the input is channels-last (the channel is the last dimension in memory).
         tile: the block sizes.
     """
     element_runs = runs(image, window, stride, padding, last)
@@ -102,15 +102,15 @@ def gathering(
     padding: Sequence[int],
     last: bool,
 ) -> dict[str, int]:
-    """Return the constants that locate the elements of a kernel in an image.
+    """Return the constants that locate the elements of a window in an image.
 
     Args:
         batch: the number of images.
         image: [C, H, W] of the input.
-        window: [h, w] of the kernel.
-        stride: of the kernel.
-        padding: of the input.
-        last: whether the input is channels-last.
+        window: its size [h, w].
+        stride: of the window, by side.
+        padding: of the input, by side.
+        last: whether the input is channels-last (the channel is the last dimension in memory).
     """
     channels, height, width = image
     unit = channels if last else 1

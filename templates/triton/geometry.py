@@ -1,4 +1,4 @@
-"""Constants of an activation and a kernel, shared by all convolution templates."""
+"""Constants of an input image and a window, shared by all convolution templates."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ def geometry(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> dict[str, int]:
-    """Return the constants of a kernel [h, w] on an image [C, H, W].
+    """Return the constants of a convolution with a window [h, w] on an image [C, H, W].
 
     Args:
         image: [C, H, W] of the input.
-        window: [h, w] of the kernel.
-        stride: of the kernel.
-        padding: of the input.
-        dilation: of the kernel.
+        window: its size [h, w].
+        stride: of the window, by side.
+        padding: of the input, by side.
+        dilation: of the window, by side.
     """
     channels, *size = image
     pairs = {

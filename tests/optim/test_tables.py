@@ -128,18 +128,18 @@ def test_steps_are_read_and_written_where_they_lie(dtype, way, monkeypatch):
         monkeypatch.setattr(step_counters, "reader", lambda: "")
     held = [torch.tensor(3.0, dtype=getattr(torch, dtype), device="cpu") for _ in range(5)]
     made = Cells(dtype, 3.0)
-    assert made.stand()  # of none
-    assert made.after() == 0
+    assert made.are_unchanged()  # of none
+    assert made.next_steps() == 0
     for tensor in held:
         made.add(tensor.data_ptr())
     assert len(made) == 5
-    assert made.stand()
+    assert made.are_unchanged()
     held[4] += 1
-    assert not made.stand()
-    made.become(7.0)
+    assert not made.are_unchanged()
+    made.write(7.0)
     assert [float(tensor) for tensor in held] == [7.0] * 5
-    assert made.stand()
-    assert (made.far, made.after()) == (7.0, 8.0)
+    assert made.are_unchanged()
+    assert (made.steps, made.next_steps()) == (7.0, 8.0)
 
 
 def test_addresses_of_gradients_go_to_their_rows():

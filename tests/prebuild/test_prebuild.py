@@ -265,7 +265,7 @@ def test_one_for_a_gpu_runs_on_others_of_its_kind_only(made, tmp_path, monkeypat
     with pytest.raises(PackageError, match=r"built for sm_90:.*, running on sm_80:NVIDIA-A100"):
         ipex_inductor.load(path, made.model.state_dict())
     monkeypatch.setattr(loading, "current", lambda _: "sm_90:NVIDIA-H100")
-    assert loading._fitting(open_bundle(path))[0].device == "cuda"
+    assert loading._choose_package(open_bundle(path))[0].device == "cuda"
 
 
 @pytest.mark.skipif(bool(torch.version.cuda), reason="this torch is built for CUDA")
@@ -297,10 +297,10 @@ def test_of_several_the_best_that_fits_is_taken(made, tmp_path, monkeypatch):
         ("aarch64:sve256", "aarch64:sve256"),
     ):
         monkeypatch.setattr(loading, "current", lambda here=here: SimpleNamespace(arch=here))
-        assert loading._fitting(together)[1] == taken.encode()
+        assert loading._choose_package(together)[1] == taken.encode()
     monkeypatch.setattr(loading, "current", lambda: SimpleNamespace(arch="x86-64"))
     with pytest.raises(PackageError, match="built for x86-64:avx2, running on x86-64"):
-        loading._fitting(together)
+        loading._choose_package(together)
 
 
 @pytest.mark.parametrize("change", ["cut", "flipped", "longer", "empty"])

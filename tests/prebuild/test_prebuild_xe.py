@@ -423,7 +423,7 @@ ipex_inductor.use_bundle(sys.argv[1], allow_unsigned=True)
 steps = []
 
 def batched(made, kernel, columns, group, step, first, looks):  # as those of an Intel GPU
-    far = planning._far(step, first)
+    far = planning.count_steps_before(step, first)
     return planning._find_batch(made, SyclBatch, kernel, columns[0].device, group, far)
 
 run = SyclBatch.run

@@ -1,5 +1,6 @@
 """Registration of the `ipex::` ops with torch."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,13 @@ def name_arguments(
     overload: torch._ops.OpOverload, args: Sequence[Any], named: Mapping[str, Any]
 ) -> Arguments:
     """Return the arguments of a call of `overload` by their names in its schema, with defaults."""
-    schema = overload._schema.arguments
-    defaults = {a.name: a.default_value for a in schema[len(args) :] if a.has_default_value()}
-    names = (argument.name for argument in schema)
+    names, defaults = _read_schema(overload)
     return Arguments(**{**defaults, **dict(zip(names, args, strict=False)), **named})
+
+
+@functools.cache  # reading a schema takes tens of microseconds, and SYCL's ops are called at run time
+def _read_schema(overload: torch._ops.OpOverload) -> tuple[list[str], dict[str, Any]]:
+    """Return the names of an op's arguments, and the defaults of those that have one."""
+    schema = overload._schema.arguments
+    defaults = {a.name: a.default_value for a in schema if a.has_default_value()}
+    return [argument.name for argument in schema], defaults

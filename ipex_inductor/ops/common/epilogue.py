@@ -1,4 +1,14 @@
-"""Epilogues of GEMMs and convolutions: their names here, torch's functions, oneDNN's names."""
+"""Epilogues of GEMMs and convolutions: their names here, torch's functions, oneDNN's names.
+
+A new activation is a row of `UNARY` and also goes to:
+
+- `passes/fusion/epilogue.py`: each way to write it, so that rules find it;
+- `passes/engine/whole_ops.py`: its aten op, if Inductor decomposes that; and to the test of it;
+- `templates/sycl/words.py`: its formula in C++, at the same place as here;
+- `templates/cpu/cached_primitives.py`: oneDNN's number, if it has an `onednn_name`;
+- `passes/fusion/library.py`: for convolutions on GPUs, where Inductor computes all others;
+- `templates/cpu/blocked.cpp` and `blocked.py`: if our own CPU kernels are to compute it.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -19,9 +19,9 @@ VECTOR = 8  # adjacent elements of one load
 class Runs:
     """The elements that an output pixel reads: `count` runs of `length` adjacent elements.
 
-    An activation is channels-last, with a run for each row of the kernel, or contiguous, with a run
+    An input that is channels-last has a run for each row of the window, and a contiguous one a run
     for each row of each channel. A run begins `shift` elements early and takes `width` rows of the
-    matrix, so that all runs begin at multiples of the elements of one load.
+    weight matrix, so that all runs begin at multiples of the elements of one load.
     """
 
     count: int
@@ -42,14 +42,14 @@ def runs(
     padding: Sequence[int],
     last: bool,
 ) -> Runs:
-    """Return the runs of a kernel on an activation.
+    """Return the runs of a window on an input image.
 
     Args:
-        image: shape of the activation, [C, H, W].
-        window: size of the kernel, [h, w].
+        image: shape of the input, [C, H, W].
+        window: size of the window, [h, w].
         stride: of each dimension.
         padding: of each dimension.
-        last: True if the activation is channels-last, else it is contiguous.
+        last: True if the input is channels-last, else it is contiguous.
     """
     channels, height, width = image
     unit, planes = (channels, 1) if last else (1, channels)

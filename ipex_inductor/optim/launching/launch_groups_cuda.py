@@ -48,7 +48,12 @@ class CudaBatch:
     """
 
     def __init__(
-        self, kernel: StepKernel, device: torch.device, aligned: bool, group: int, far: float
+        self,
+        kernel: StepKernel,
+        device: torch.device,
+        aligned: bool,
+        group: int,
+        steps_before: float,
     ) -> None:
         """Load the kernels; raises `NotBuiltError`.
 
@@ -57,7 +62,8 @@ class CudaBatch:
             device: the GPU.
             aligned: whether all addresses are aligned for vector loads.
             group: index of the parameter group.
-            far: number of steps before this one; if steps are not counted, whether it is the first.
+            steps_before: number of steps before this one; if steps are not counted, whether it is
+                the first.
         """
         self.rows, self._counts = array("q"), array("q")
         self._kernel, self.device, self._group = kernel, device, group
@@ -65,12 +71,12 @@ class CudaBatch:
         self._step = kernel_of(kernel, device, aligned, "step")
         self._norms = kernel_of(kernel, device, aligned, "norms") if adds_up(kernel) else None
         self._scalars = scalars_function(kernel)
-        self._cells = Cells(kernel.counted, far)
+        self._cells = Cells(kernel.counted, steps_before)
         self.turn = self._cells.turn
         self._rows = Sent(device)
         self._rooms: Rooms | None = None
-        self._last: cuda.Launch | None = None
-        self._ahead = array("d")
+        self._last: cuda.Launch | None = None  # the launch that a replay would repeat
+        self._ahead = array("d")  # precomputed numbers of the next steps
 
     def add(
         self, addresses: list[int], elements: int, step: Tensor | None, first: bool, group: int
@@ -94,15 +100,15 @@ class CudaBatch:
         """Return whether the host counts the steps of its parameters."""
         return len(self._cells) > 0
 
-    def as_far(self) -> bool:
+    def are_counters_unchanged(self) -> bool:
         """Return whether all step counters still hold the value that this batch wrote."""
-        return self._cells.stand()
+        return self._cells.are_unchanged()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """Return the numbers of the group and the scalars that the formula derives; see `Batch`."""
         self.turn.left = 0
         group_numbers = own_numbers(groups[self._group], self._kernel.numbers, scale.number)
-        return array("d", self._scalars(self._next(self._cells.far), *group_numbers))
+        return array("d", self._scalars(self._next(self._cells.steps), *group_numbers))
 
     def next_numbers(self, numbers: "array[float]") -> "array[float]":
         """Return the numbers of the next step, precomputed ones where they fit; see `Batch`.
@@ -114,29 +120,29 @@ class CudaBatch:
             group_numbers = numbers[: len(self._kernel.numbers)]
             return array("d", self._scalars(self._next(turn.far), *group_numbers))
         first = len(self._ahead) - turn.left * count
-        turn.left, turn.at = turn.left - 1, self._cells.after()
+        turn.left, turn.at = turn.left - 1, self._cells.next_steps()
         turn.ahead += count * self._ahead.itemsize
         return self._ahead[first : first + count]
 
     def look_ahead(self, numbers: "array[float]", steps: int) -> None:
         """Precompute the numbers of the next `steps` steps of groups that have not changed."""
-        group_numbers, far = numbers[: len(self._kernel.numbers)], self._cells.far
+        group_numbers, steps_before = numbers[: len(self._kernel.numbers)], self._cells.steps
         ahead = array("d")
         for _ in range(steps):
-            next_step = self._next(far)
+            next_step = self._next(steps_before)
             ahead.extend(self._scalars(next_step, *group_numbers))
-            far = next_step if self.counts else 0.0
+            steps_before = next_step if self.counts else 0.0
         self.have(ahead, steps)
 
     def have(self, numbers: "array[float]", steps: int) -> None:
         """Store `numbers` for the next `steps` steps."""
         self._ahead = numbers
         self.turn.ahead, _ = numbers.buffer_info()
-        self.turn.left, self.turn.at = steps, self._cells.far
+        self.turn.left, self.turn.at = steps, self._cells.steps
 
-    def _next(self, far: float) -> float:
+    def _next(self, steps_before: float) -> float:
         """Return the formula's step argument: the step number, or whether it is the first step."""
-        return far + 1 if self.counts else far
+        return steps_before + 1 if self.counts else steps_before
 
     def prepare(self) -> None:
         """Allocate the tables of a launch; see `Batch`."""
@@ -165,7 +171,7 @@ class CudaBatch:
                         setattr(self.turn, name, value)
                 if not torch.cuda.is_current_stream_capturing():  # else the graph owns its table
                     self._last = last
-        self._cells.become(self._cells.after())
+        self._cells.write(self._cells.next_steps())
 
     def ready(self) -> bool:
         """Return whether `Reader.check_and_count` may replay the last launch, numbers set."""
@@ -189,7 +195,11 @@ class CountingBatch:
     """
 
     def __init__(
-        self, kernel: StepKernel, device: torch.device, aligned: bool, far: float | None = None
+        self,
+        kernel: StepKernel,
+        device: torch.device,
+        aligned: bool,
+        steps_before: float | None = None,
     ) -> None:
         """Load the kernels; raises `NotBuiltError`.
 
@@ -197,7 +207,7 @@ class CountingBatch:
             kernel: the step kernel.
             device: the GPU.
             aligned: whether all addresses are aligned for vector loads.
-            far: number of steps before this one if the host counts them, else None.
+            steps_before: number of steps before this one if the host counts them, else None.
         """
         self.rows, self._counts, self._steps = array("q"), array("q"), array("q")
         self.kernel, self.device = kernel, device
@@ -207,8 +217,8 @@ class CountingBatch:
         )
         self._norms = norms[0] if norms else None
         self._chunk = chunk_of(kernel)
-        self.counts = far is not None  # the host counts the steps
-        self._cells = Cells(kernel.counted, far or 0.0)
+        self.counts = steps_before is not None  # the host counts the steps
+        self._cells = Cells(kernel.counted, steps_before or 0.0)
         self.turn = self._cells.turn
         self._rows, *self._sent = (Sent(device) for _ in range(4))
         self._rates: array[int] = array("q")
@@ -227,17 +237,17 @@ class CountingBatch:
             first: written to the table if steps are not counted.
             group: index of its parameter group.
         """
-        address, far = 0 if step is None else step.data_ptr(), int(first)
+        address, steps_before = 0 if step is None else step.data_ptr(), int(first)
         if self.counts:
             self._cells.add(address)
-            address, far = 0, int(self._cells.far)
-        self._steps.extend((address, group, far))
+            address, steps_before = 0, int(self._cells.steps)
+        self._steps.extend((address, group, steps_before))
         self._counts.append(-(-elements // self._chunk))
         self.rows.extend((*addresses, elements))
 
-    def as_far(self) -> bool:
+    def are_counters_unchanged(self) -> bool:
         """Return whether all step counters still hold the value that this batch wrote."""
-        return self._cells.stand()
+        return self._cells.are_unchanged()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """Return the numbers of all groups; learning rates on the device stay there."""
@@ -285,9 +295,10 @@ class CountingBatch:
             if self._rooms.programs:
                 arguments = (*self._tables(stream, *self._rooms.step), table)
                 self._step(self._rooms.programs, stream, arguments)
-        far = self._cells.after()
-        self._cells.become(far)
-        self._steps[2::3] = array("q", [int(far)]) * len(self._counts)
+        steps = self._cells.next_steps()
+        self._cells.write(steps)
+        # Each row holds the address of a counter, a group and the number of steps.
+        self._steps[2::3] = array("q", [int(steps)]) * len(self._counts)
 
     def _launch_scalars(self, stream: int, numbers: "array[float]", scale: Scale) -> int:
         """Count the step and compute the scalars; return the address of their table."""

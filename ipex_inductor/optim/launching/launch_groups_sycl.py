@@ -22,21 +22,24 @@ class SyclBatch:
     Launches are asynchronous; the host never waits for them.
     """
 
-    def __init__(self, kernel: StepKernel, device: torch.device, group: int, far: float) -> None:
+    def __init__(
+        self, kernel: StepKernel, device: torch.device, group: int, steps_before: float
+    ) -> None:
         """Load the kernel; raises `NotBuiltError`.
 
         Args:
             kernel: the step kernel.
             device: the GPU.
             group: index of the parameter group.
-            far: number of steps before this one; if steps are not counted, whether it is the first.
+            steps_before: number of steps before this one; if steps are not counted, whether it is
+                the first.
         """
         self._kernel, self._device, self._group = kernel, device, group
         self._step = require_found(_step(kernel, device))
         self._scalars = scalars_function(kernel)
         self._table = Table(CHUNK)
         self.rows = self._table.rows
-        self._cells = Cells(kernel.counted, far)
+        self._cells = Cells(kernel.counted, steps_before)
         self.turn = self._cells.turn
         self._rows, self._chunks = Sent(device), Sent(device)
 
@@ -56,9 +59,9 @@ class SyclBatch:
         if step is not None:
             self._cells.add(step.data_ptr())
 
-    def as_far(self) -> bool:
+    def are_counters_unchanged(self) -> bool:
         """Return whether all step counters still hold the value that this batch wrote."""
-        return self._cells.stand()
+        return self._cells.are_unchanged()
 
     def numbers(self, groups: Sequence[Mapping[str, Any]], scale: Scale) -> "array[float]":
         """Return the numbers of the group and the derived scalars, once a row; see `Batch`."""
@@ -75,8 +78,10 @@ class SyclBatch:
 
     def _scalars_per_row(self, group_numbers: Sequence[float]) -> "array[float]":
         """Return the scalars of the next step, repeated for each row; norm slots are 0."""
-        far = self._cells.far
-        scalars = self._scalars(far + 1 if len(self._cells) else far, *group_numbers)
+        steps_before = self._cells.steps
+        scalars = self._scalars(
+            steps_before + 1 if len(self._cells) else steps_before, *group_numbers
+        )
         norm_slots = (0.0,) * (self._step.scalars - len(scalars))  # for what norms make
         return array("d", (*scalars, *norm_slots) * self._table.count)
 
@@ -92,7 +97,7 @@ class SyclBatch:
         table = torch.tensor(numbers, dtype=self._step.real).to(self._device, non_blocking=True)
         row_arguments = self._rows(self.rows), count, self._chunks(chunks), len(chunks) // 3
         self._step.run(*row_arguments, table)
-        self._cells.become(self._cells.after())
+        self._cells.write(self._cells.next_steps())
 
 
 @functools.lru_cache(maxsize=256)

@@ -30,6 +30,8 @@ class Lamb(Optimizer):
 
     fused = False
 
+    __module__ = "ipex_inductor.optim"  # by which pickles name it
+
     def __init__(
         self,
         params: ParamsT,

@@ -18,12 +18,10 @@ from ipex_inductor.passes.attention import short_attention
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture
 from ipex_inductor.templates.cpu import cpu_library
+from ipex_inductor.templates.cpu.blocked import BINARY, UNARY
 
 Node = torch.fx.Node
 ipex = torch.ops.ipex
-
-BINARY = ("none", "add", "mul")
-UNARY = ("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
 
 
 class Bounds(NamedTuple):

@@ -251,8 +251,8 @@ def args_of(node: Node) -> ConvArgs | LinearArgs:
 
 def name_of(node: Node) -> str:
     """Return the name of what `node` computes, as rules spell it: `conv+add+relu`."""
-    binary, unary, _ = args_of(node).epilogue()
-    parts = [part for part in (binary, unary) if part != "none"]
+    epilogue = args_of(node).epilogue()[:2] if node.target in REFERENCES else ()
+    parts = [part for part in epilogue if part != "none"]
     return "+".join([str(node.target.__name__).split(".")[0], *parts])  # type: ignore[union-attr]
 
 

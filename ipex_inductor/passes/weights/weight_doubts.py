@@ -37,38 +37,41 @@ OPEN = "their storage is held by the program, which may write it at any time"
 
 
 class Doubt(NamedTuple):
-    """A storage that may be written unseen as long as `lasts()`."""
+    """A storage that may be written without torch's notice while `lasts()` returns True."""
 
-    storage: int
+    storage: int  # its address, as `weight_reader` returns it
     size: int  # bytes of the weight in it
     reason: str
     lasts: Callable[[], bool]
 
 
 def lasting_doubts(weights: Sequence[torch.Tensor]) -> list[Doubt]:
-    """Return the storages of weights that something other than torch may write."""
+    """Return the storages of weights that something other than torch may write, one doubt each.
+
+    A doubt lasts while the storage is alive or, if the program holds it, while it is held.
+    """
     reader = any_reader()
     mappings: list[_Mapping] = []
     doubts = {}
     for weight, owner in zip(weights, reader.owners(weights), strict=True):
         if not weight.numel() or owner.storage in doubts or freed.is_freed(weight):
             continue
-        handle = weakref.ref(open_storage(weight))
-        borrowed = owner.deleter != reader.allocator
-        if not reader.allocator:  # unknown
-            borrowed = not open_storage(weight).resizable()
-        cause = ("", is_alive)
-        if is_held(handle):
-            cause = OPEN, is_held
+        storage_ref = weakref.ref(open_storage(weight))
+        if reader.allocator:
+            is_borrowed = owner.deleter != reader.allocator
+        else:  # torch's allocator could not be identified
+            is_borrowed = not open_storage(weight).resizable()
+        reason, still_applies = "", is_alive
+        if is_held(storage_ref):
+            reason, still_applies = OPEN, is_held
         elif weight.device.type != "cpu" and weight.is_inference():
-            cause = UNVERSIONED, is_alive
-        elif weight.device.type == "cpu" and borrowed:
+            reason = UNVERSIONED
+        elif weight.device.type == "cpu" and is_borrowed:
             mappings = mappings or _mappings()
-            cause = _why_written(weight, mappings), is_alive
-        reason, lasts = cause
+            reason = _why_written(weight, mappings)
         if reason:
-            lasting = functools.partial(lasts, handle)
-            doubts[owner.storage] = Doubt(owner.storage, weight.nbytes, reason, lasting)
+            lasts = functools.partial(still_applies, storage_ref)
+            doubts[owner.storage] = Doubt(owner.storage, weight.nbytes, reason, lasts)
     return list(doubts.values())
 
 

@@ -13,9 +13,9 @@ import torch
 
 from ipex_inductor.ops.conv.winograd import PANEL, TILE
 from ipex_inductor.ops.conv.winograd import transformed_shape as of_weight
-from ipex_inductor.passes.weights.blocked import UNARY
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.cpu.blocked import UNARY
 from ipex_inductor.templates.cpu.winograd import BINARY
 
 ipex = torch.ops.ipex

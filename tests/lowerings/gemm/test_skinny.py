@@ -63,18 +63,29 @@ def far_apart():
     torch.testing.assert_close(product(tile, x, weight).double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def without_a_term(part):
+def edited(file, old, new):
+    """Return a reader of kernel texts that finds `new` for `old` in one file."""
+    read = skinny.read_kernel_text
+
+    def read_edited(name):
+        text = read(name)
+        return text.replace(old, new) if name.endswith(f"{file}.py.jinja") else text
+
+    return read_edited
+
+
+def without_a_term(file):
     """As `right`, by a kernel that leaves out the last term."""
-    whole = getattr(skinny, part)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skinny, part, whole.replace("(k < K)", "(k < K - 1)"))
+        patch.setattr(skinny, "read_kernel_text", edited(file, "(k < K)", "(k < K - 1)"))
         right()
 
 
 def without_the_other_part():
     """As `right`, where the last part of two is all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(skinny, "_JOINED", skinny._JOINED.replace("result +=", "left_out ="))
+        reader = edited("skinny_joined", "result +=", "left_out =")
+        patch.setattr(skinny, "read_kernel_text", reader)
         right(of=lambda tile: tile.joined)
 
 
@@ -96,8 +107,8 @@ print(json.dumps(told))
 CALLS = (
     "right()",
     "far_apart()",
-    "without_a_term('_ONE_ROW')",
-    "without_a_term('_FEW_ROWS')",
+    "without_a_term('skinny_one_row')",
+    "without_a_term('skinny_few_rows')",
     "without_the_other_part()",
 )
 
@@ -127,7 +138,7 @@ def test_all_values_against_fp64(tmp_path):
     assert not called(tmp_path, "right(True)")["right(True)"]
 
 
-@pytest.mark.parametrize("part", ["_ONE_ROW", "_FEW_ROWS"])
+@pytest.mark.parametrize("part", ["skinny_one_row", "skinny_few_rows"])
 def test_the_comparison_sees_one_term_that_is_missing(part, interpreted):
     assert "AssertionError" in interpreted[f"without_a_term({part!r})"]
 

@@ -577,7 +577,7 @@ def test_a_new_record_throws_only_the_graphs_away_that_it_changes(tmp_path, data
 
 def test_max_autotune_measures_once(database, monkeypatch):
     monkeypatch.setenv("IPEX_AUTOTUNE_DATABASE", str(database))
-    asked = counted(monkeypatch, selection, "here")
+    asked = counted(monkeypatch, selection, "tune_locally")
     for _ in range(2):
         torch.compiler.reset()
         result, _ = code_of(torch.compile(fn, backend="ipex", mode="max-autotune"), A, B)
@@ -638,7 +638,7 @@ def counted(monkeypatch, room, name):
 
 def test_the_model_chooses_where_nothing_is_recorded(database, model, monkeypatch):
     model()
-    measured = counted(monkeypatch, selection, "tuned")
+    measured = counted(monkeypatch, selection, "store_results")
     result, code = code_of(compiled(fn, database), A, B)
     torch.testing.assert_close(result, fn(A, B))
     assert IN_CODE in code
@@ -734,7 +734,7 @@ def test_the_models_choice_is_part_of_the_key(database, model, monkeypatch):
 
 def test_without_a_model_nothing_is_looked_at(database, monkeypatch):
     """As on every CPU: neither lowered to learn, nor is a model read, nor anything asked."""
-    learned = counted(monkeypatch, choices, "offered")
+    learned = counted(monkeypatch, choices, "list_candidates")
     read = counted(monkeypatch, select.predictor, "load")
     code_of(compiled(fn, database), A, B)
     assert not learned

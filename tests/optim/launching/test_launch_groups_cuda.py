@@ -109,7 +109,7 @@ def gpu(monkeypatch):
     TABLES.clear()
 
     def batch(made, kernel, columns, group, step, first, looks):
-        far = planning._far(step, first)
+        far = planning.count_steps_before(step, first)
         device = columns[0].device
         return planning._find_batch(
             made, launch_groups_cuda.CudaBatch, kernel, device, True, group, far

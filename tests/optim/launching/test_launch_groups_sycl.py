@@ -126,7 +126,7 @@ def as_on_gpus(monkeypatch):
         groups.append(group)
         if columns[0].device.type != "cpu":
             return batch(made, kernel, columns, group, step, first, looks)
-        far = planning._far(step, first)
+        far = planning.count_steps_before(step, first)
         return planning._find_batch(made, SyclBatch, kernel, columns[0].device, group, far)
 
     monkeypatch.setattr(planning, "_batch", batched)

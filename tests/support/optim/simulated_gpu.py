@@ -249,7 +249,7 @@ def installed(monkeypatch):
     )
 
     def batch(made, kernel, columns, group, step, first, looks):
-        device, far = columns[0].device, planning._far(step, first)
+        device, far = columns[0].device, planning.count_steps_before(step, first)
         given = made, launch_groups_cuda.CountingBatch, kernel, device
         aligned = not any(t.data_ptr() % 16 for t in columns)
         if step is not None and gpu.has(step):
