@@ -261,3 +261,16 @@ def test_a_compiled_graph_without_its_kernels_computes_the_same(
     assert len(lines) == 1
     assert said in lines[0]
     assert "\n" not in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [(nn.Linear(64, 32), (4, 64)), (nn.Conv2d(16, 8, 3), (1, 16, 8, 8))],
+    ids=["linear", "conv"],
+)
+def test_a_bare_layer_runs_by_a_kernel(layer, size):
+    """Without an epilogue it is still torch's op when its kernel is chosen."""
+    model, x = layer.eval(), torch.randn(size)
+    compiled = torch.compile(model, backend="ipex", options={"sycl": "cpu", "strict": True})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)  # sums of 144

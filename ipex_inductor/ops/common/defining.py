@@ -48,7 +48,7 @@ def name_arguments(
     return Arguments(**{**defaults, **dict(zip(names, args, strict=False)), **named})
 
 
-@functools.cache  # reading a schema takes tens of microseconds, and SYCL's ops are called at run time
+@functools.cache  # reading a schema takes tens of microseconds; SYCL ops do so at each call
 def _read_schema(overload: torch._ops.OpOverload) -> tuple[list[str], dict[str, Any]]:
     """Return the names of an op's arguments, and the defaults of those that have one."""
     schema = overload._schema.arguments

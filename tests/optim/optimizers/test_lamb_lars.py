@@ -1,5 +1,7 @@
 """Lamb and Lars against their formulas in fp64."""
 
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -142,3 +144,16 @@ def test_the_paths_users_know():
     param = [nn.Parameter(torch.ones(1))]
     assert (Lamb(param).fused, Lamb(param, fused=True).fused) == (False, True)
     assert (Lars(param).fused, Lars(param, fused=False).fused) == (True, False)
+
+
+@pytest.mark.parametrize("kind", [Lamb, Lars], ids=lambda kind: kind.__name__)
+def test_pickles_name_the_package_and_older_ones_load(kind):
+    optimizer = kind([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    text = pickle.dumps(optimizer, 0)
+    name = f"cipex_inductor.optim\n{kind.__name__}\n".encode()
+    assert name in text
+    older = text.replace(
+        name, name.replace(b"optim\n", f"optim._{kind.__name__.lower()}\n".encode())
+    )
+    with pytest.warns(DeprecationWarning, match="ends with version"):
+        assert type(pickle.loads(older)) is kind
