@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat
 from ipex_inductor.passes.weights.weight_reader import any_reader
@@ -313,12 +314,13 @@ def _tensors_in(values: Any) -> Iterable[torch.Tensor]:
             yield from _tensors_in(value)
 
 
-def note_step(optimizer: torch.optim.Optimizer) -> None:
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Outdate results of the parameters that an optimizer stepped.
 
-    Torch's fused optimizers write them without counting a version (2.11 to 2.15).
+    Torch's fused optimizers write them without counting a version (2.11 to 2.15). A compiled step
+    counts versions: Dynamo traces this function, and must find nothing in a step that it compiles.
     """
-    if not _computed:
+    if torch.compiler.is_compiling() or not _computed:
         return
     held = (p for group in optimizer.param_groups for p in group["params"])
     stepped = tuple(p for p in held if p.grad is not None)
@@ -330,7 +332,8 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 def install() -> None:
     """Wrap the accesses, once per process.
 
-    Dynamo neither compiles nor traces the wrappers.
+    Dynamo neither compiles nor traces the wrappers. It guards the hooks of optimizers, so steps
+    that other backends compiled before are compiled again once.
     """
     any_reader()
     data = property(_get_data, _set_data, _delete_data, doc=_data.__doc__)
@@ -348,6 +351,7 @@ def install() -> None:
         wrappers += _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
     compat.hide_from_dynamo(__name__, wrappers)
     torch.Tensor.data = data  # type: ignore[assignment]
+    register_optimizer_step_post_hook(_note_step)
 
 
 def _wrap(
