@@ -362,8 +362,6 @@ weight_access.install()
 print(json.dumps([before, {**facts(), "compiled steps": steps}]))
 """
 BROKEN = {
-    "subclasses": "Dynamo does not trace our wrappers of methods of a tensor subclass",
-    "handlers": "__torch_function__ gets our wrapper, which a table filled before does not have",
     "fused SGD": "torch's kernel leaves bf16 unchanged; ours does not",
 }
 
@@ -380,6 +378,8 @@ def effects():
     [
         "plain tensors",
         "compiled steps",
+        "subclasses",
+        "handlers",
         *(
             pytest.param(fact, marks=pytest.mark.xfail(strict=True, reason=reason))
             for fact, reason in BROKEN.items()
