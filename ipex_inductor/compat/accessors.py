@@ -6,6 +6,7 @@ The layouts are those of CPython's `descrobject.h`, `methodobject.h` and `cpytho
 import ctypes
 import sys
 from dataclasses import dataclass
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def _place(descriptor: Any) -> int | None:
 
 def _place_of_function(function: Any) -> int | None:
     """Return the address of the definition of a module's function: before the module."""
-    if not _is_usual() or type(function) is not type(len):
+    if not _is_usual() or not isinstance(function, BuiltinFunctionType):
         return None
     return _word(function, 0) if _word(function, 1) == id(function.__self__) else None
 

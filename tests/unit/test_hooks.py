@@ -361,9 +361,6 @@ steps = frames()  # neither master weights nor results of weights exist
 weight_access.install()
 print(json.dumps([before, {**facts(), "compiled steps": steps}]))
 """
-BROKEN = {
-    "fused SGD": "torch's kernel leaves bf16 unchanged; ours does not",
-}
 
 
 @pytest.fixture(scope="module")
@@ -374,17 +371,7 @@ def effects():
 
 
 @pytest.mark.parametrize(
-    "fact",
-    [
-        "plain tensors",
-        "compiled steps",
-        "subclasses",
-        "handlers",
-        *(
-            pytest.param(fact, marks=pytest.mark.xfail(strict=True, reason=reason))
-            for fact, reason in BROKEN.items()
-        ),
-    ],
+    "fact", ["plain tensors", "subclasses", "handlers", "fused SGD", "compiled steps"]
 )
 def test_other_backends_see_no_hook(effects, fact):
     before, after = effects
