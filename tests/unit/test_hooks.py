@@ -290,10 +290,12 @@ def test_the_scan_leaves_out_what_a_block_restores():
 # What Dynamo and tensor subclasses get, before our process-wide hooks are installed and after.
 EFFECTS = """
 import json
+import operator
 import torch
 from torch._dynamo.utils import counters
 
-HANDLED = {torch.Tensor.numpy: "handled"}
+HANDLED = {torch.Tensor.numpy: "handled", torch.Tensor.data.__get__: "data"}
+METHODS = [torch.Tensor.numpy, torch.Tensor.untyped_storage, torch.Tensor.__dlpack__]
 
 
 class Kind(torch.Tensor):
@@ -329,9 +331,16 @@ def facts():
     return {
         "plain tensors": [traces(f, plain) for f in (array, storage)],
         "subclasses": [traces(f, kind) for f in (array, storage)],
-        "handlers": str(torch.ones(2).as_subclass(Handling).numpy()),
+        "handlers": handled(),
         "fused SGD": fused_sgd(),
     }
+
+
+def handled():
+    handling = torch.ones(2).as_subclass(Handling)
+    methods = [torch.Tensor.numpy, torch.Tensor.untyped_storage, torch.Tensor.__dlpack__]
+    same = all(map(operator.is_, methods, METHODS))
+    return [str(handling.numpy()), str(handling.data), same]
 
 
 def fused_sgd():
