@@ -152,6 +152,7 @@ weight, results = torch.ones(4), Results()
 weight_access.watch([weight], results)
 assert isinstance(vars(torch.Tensor).get("data"), property) is (sys.argv[1] == "Python")
 calls = {
+    "our own": lambda: weight_access.open_storage(weight),
     "a method": lambda: weight.numpy(),
     "a function": lambda: torch.Tensor.numpy(weight),
     "a bound method": (lambda bound: lambda: bound())(weight.numpy),
@@ -167,9 +168,6 @@ for name, call in calls.items():
     held = call()
     print(name, weight_access.is_quiet())
     del held
-weight_access.settle()
-weight_access.open_storage(weight)
-print("our own", weight_access.is_quiet())
 """
 
 
