@@ -3,6 +3,11 @@
 Each file covers one part of torch. No other file reads torch's version.
 """
 
+from ipex_inductor.compat.accessors import attribute_definition as attribute_definition
+from ipex_inductor.compat.accessors import export_definitions as export_definitions
+from ipex_inductor.compat.accessors import method_definition as method_definition
+from ipex_inductor.compat.accessors import open_storage as open_storage
+from ipex_inductor.compat.accessors import tensor_data as tensor_data
 from ipex_inductor.compat.aot_autograd import backward_at_once as backward_at_once
 from ipex_inductor.compat.aot_autograd import backward_too as backward_too
 from ipex_inductor.compat.aot_autograd import is_own_input as is_own_input

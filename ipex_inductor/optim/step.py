@@ -226,7 +226,7 @@ def _hooked_step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
 
 def has_pre_hooks(optimizer: Optimizer) -> bool:
     """Return whether pre-hooks other than ours are registered for the step of `optimizer`."""
-    global_hooks = len(optimizers._global_optimizer_pre_hooks) - OWN_HOOKS
+    global_hooks = len(optimizers._global_optimizer_pre_hooks) - _own_hooks
     return global_hooks > 0 or bool(optimizer._optimizer_step_pre_hooks)
 
 
@@ -269,5 +269,15 @@ def _refuse_displaced(params: list[Tensor]) -> None:
         )
 
 
-optimizers.register_optimizer_step_pre_hook(_before_step)
-OWN_HOOKS = 1  # number of our hooks that are global to all optimizers
+def check_steps() -> None:
+    """Do `_before_step` before each step of any optimizer, from now on in this process.
+
+    Dynamo guards the hooks, so steps that other backends compiled before are compiled again once.
+    """
+    global _own_hooks
+    if not _own_hooks:
+        _own_hooks = 1
+        optimizers.register_optimizer_step_pre_hook(_before_step)
+
+
+_own_hooks = 0  # our hooks that are global to all optimizers

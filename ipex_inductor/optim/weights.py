@@ -240,6 +240,9 @@ class _Table(dict[str, Place]):
         return self.module()
 
     def __setstate__(self, module: nn.Module) -> None:
+        from ipex_inductor.optim.step import check_steps  # it imports this module
+
+        check_steps()
         self.module = weakref.ref(module)
         _tables[id(self)] = self
 

@@ -4,6 +4,7 @@ They become entries of the kernel cache, under the keys that are looked up on th
 is the same build there.
 """
 
+import contextlib
 import copy
 import os
 import time
@@ -39,8 +40,9 @@ from ipex_inductor.reporting import decisions
 from ipex_inductor.reporting.decisions import Event
 from ipex_inductor.target import x86_levels
 from ipex_inductor.target.device import Target
+from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.cpu import blocked, cpu_library, short_attention, winograd
-from ipex_inductor.templates.tensor_reader import weights_cpp, weights_triton
+from ipex_inductor.templates.tensor_reader import accesses_cpp, weights_cpp, weights_triton
 
 Tensor = torch.Tensor
 GPU = torch.device("cuda", describing.INDEX)
@@ -269,9 +271,11 @@ def _module_for_driver() -> tuple[Mapping[str, bytes], str]:
 
 
 def _reader_of_weights() -> list[Key]:
-    """Return the key of the library that checks the weights at each call."""
-    with kernels.record_keys() as keys:
-        weights_cpp.reader.__wrapped__()  # bypasses the cache, as this process may have it already
+    """Return the keys of the libraries that check the weights and note accesses to them."""
+    with kernels.record_keys() as keys, contextlib.suppress(NotBuiltError):
+        # Not from the caches of results, as this process may have them already.
+        weights_cpp.reader.__wrapped__()
+        accesses_cpp.library.__wrapped__()
     return keys
 
 

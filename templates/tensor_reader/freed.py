@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from ipex_inductor import compat
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.build.cpp import NotBuiltError, load
 from ipex_inductor.templates.tensor_reader.fields import place_of_impl
@@ -22,7 +23,6 @@ WORDS = (
     "expected a weight with data; got one that is packed for a compiled graph and whose plain data "
     f"is freed. {TODO}"
 )
-_open_storage = torch.Tensor.untyped_storage  # torch's own, before accesses to weights are tracked
 _freed: dict[int, weakref.ref[torch.UntypedStorage]] = {}  # by the storage's address
 
 
@@ -33,12 +33,12 @@ def any_is() -> bool:
 
 def is_freed(weight: torch.Tensor) -> bool:
     """Return whether the storage of a weight is released."""
-    return bool(_freed) and _open_storage(weight)._cdata in _freed
+    return bool(_freed) and compat.open_storage(weight)._cdata in _freed
 
 
 def address(weight: torch.Tensor) -> int:
     """Return the address of a weight's data; if released, a number unique to its storage."""
-    return -_open_storage(weight)._cdata if is_freed(weight) else weight.data_ptr()
+    return -compat.open_storage(weight)._cdata if is_freed(weight) else weight.data_ptr()
 
 
 def free(weights: Sequence[torch.Tensor]) -> str:
@@ -47,7 +47,7 @@ def free(weights: Sequence[torch.Tensor]) -> str:
     No op of another thread may read the weights meanwhile.
     """
     # Kept alive, as references to them are counted.
-    storages = [_open_storage(weight) for weight in weights]
+    storages = [compat.open_storage(weight) for weight in weights]
     try:
         if not all(map(_is_alone, weights)):
             return "another tensor has a part of them, or they are not the CPU's own"
@@ -62,13 +62,15 @@ def free(weights: Sequence[torch.Tensor]) -> str:
 
 def _is_alone(weight: torch.Tensor) -> bool:
     """Return whether a weight is a plain CPU tensor that alone owns all of its storage."""
-    whole = _open_storage(weight).nbytes() == weight.nbytes > 0 and weight.device.type == "cpu"
+    whole = (
+        compat.open_storage(weight).nbytes() == weight.nbytes > 0 and weight.device.type == "cpu"
+    )
     plain = type(weight) in (torch.Tensor, torch.nn.Parameter) and not is_freed(weight)
     return whole and plain and _holders(weight) == _holders_of_one()
 
 
 def _holders(weight: torch.Tensor) -> int:
-    held = _open_storage(weight)  # its Python object may count as a reference
+    held = compat.open_storage(weight)  # its Python object may count as a reference
     count: int = _library().holders(id(weight), _place())
     del held
     return count

@@ -24,7 +24,6 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat
 from ipex_inductor.errors import ArgumentError
@@ -433,18 +432,6 @@ def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]
     if len(numbers) < 2:
         return lambda values: tuple([values[number] for number in numbers])
     return itemgetter(*numbers)
-
-
-def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Note an optimizer's step.
-
-    Dynamo traces this function, and must find nothing in a step that it compiles.
-    """
-    if not torch.compiler.is_compiling():  # a compiled step counts versions
-        weight_access.note_step(optimizer)
-
-
-register_optimizer_step_post_hook(_note_step)
 
 
 def _warn_unseen(weight: torch.Tensor) -> None:

@@ -3,8 +3,9 @@
 Torch counts the versions that its operators write. It counts none for a write through `.data` (the
 alias has a counter of its own), through memory that was handed out (`numpy()`, DLPack,
 `untyped_storage()`), by a collective of `torch.distributed`, or by its fused optimizers. With the
-first results computed from a weight, these accesses are wrapped for the process. A wrapper only
-notes the storage concerned, if results in use were computed from it:
+first results computed from a weight, these accesses are noted for the process: in the C functions
+of torch's methods, and else by wrappers. A note only concerns storages that results in use were
+computed from:
 
 - An alias is remembered by its counter, without its memory: a version that moved is a write.
 - Memory that was handed out is *in doubt* as long as something may hold it. The contents of the
@@ -21,9 +22,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat
 from ipex_inductor.passes.weights.weight_reader import any_reader
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.tensor_reader import accesses_cpp
 
 MANY_ALIASES = 4096  # the most aliases noted between two calls before they are settled
 OWN = 2  # references to a storage: that of one tensor, and that of its object in Python
@@ -34,9 +38,7 @@ COLLECTIVES = (  # methods of a process group that write their arguments
     *("alltoall_base", "recv", "recv_anysource", "all_gather_single", "all_to_all_single"),
     *("all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced"),
 )
-# Torch's accessors, before they are wrapped.
-_data = vars(torch._C.TensorBase)["data"]
-open_storage = torch.Tensor.untyped_storage
+open_storage = compat.open_storage
 
 
 class Computed(Protocol):
@@ -157,7 +159,7 @@ def _counter_of(alias: torch.Tensor) -> torch.Tensor | None:
     try:
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             counter = alias.detach()
-            _data.__set__(counter, alias.new_empty(0))
+            compat.tensor_data.__set__(counter, alias.new_empty(0))
     except RuntimeError:
         return None
     return counter
@@ -237,65 +239,52 @@ def _storage_of(tensor: Any) -> int:
     return storage if storage in _computed else 0
 
 
-def _get_data(tensor: torch.Tensor) -> torch.Tensor:
-    alias: torch.Tensor = _data.__get__(tensor)
-    if _computed and (storage := _storage_of(alias)):
+def _note_data(_: torch.Tensor, alias: Any) -> None:
+    """Note what `.data` returned."""
+    if storage := _storage_of(alias):
         note_alias(alias, storage)
-    return alias
 
 
-def _set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Set `.data`, and note `value` as an alias.
+def _note_set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Note the value that `.data` was set to.
 
     Other memory shows by its address; equal memory may have been written through `value`.
     """
-    _data.__set__(tensor, value)
-    if _computed and value is not tensor and (storage := _storage_of(tensor)):
+    if value is not tensor and (storage := _storage_of(tensor)):
         outdate(storage)
         note_alias(value, storage)
 
 
-def _delete_data(tensor: torch.Tensor) -> None:
-    _data.__delete__(tensor)  # raises
-
-
-def _note_array(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    array = method(tensor, *args, **kwargs)
-    if _computed and (storage := _storage_of(tensor)):
+def _note_array(tensor: Any, array: Any) -> None:
+    # Handlers of a subclass may return anything.
+    if type(array).__weakrefoffset__ and (storage := _storage_of(tensor)):
         doubt(storage, functools.partial(is_alive, weakref.ref(array)))
-    return array
 
 
-def _note_storage(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
-    handle = method(tensor, *args, **kwargs)
-    if _computed and (storage := getattr(handle, "_cdata", 0)) in _computed:
+def _note_storage(_: Any, handle: Any) -> None:
+    if (storage := getattr(handle, "_cdata", 0)) in _computed:
         doubt(storage, functools.partial(is_held, weakref.ref(handle)))
-    return handle
 
 
-def _note_capsule(method: Callable[..., Any], tensor: Any, *args: Any, **kwargs: Any) -> Any:
+def _note_capsule(tensor: Any, _: Any) -> None:
     """Doubt the storage while a reader of a DLPack capsule may hold the tensor or its memory."""
-    capsule = method(tensor, *args, **kwargs)
-    if _computed and (storage := _storage_of(tensor)):
-        users, held = tensor._use_count(), weakref.ref(tensor)
-        handle = weakref.ref(open_storage(tensor))
+    if not (storage := _storage_of(tensor)):
+        return
+    users, held = tensor._use_count(), weakref.ref(tensor)
+    handle = weakref.ref(open_storage(tensor))
 
-        def lasts() -> bool:
-            exported = held()
-            shared = exported is not None and exported._use_count() >= users > 1
-            return shared or has_more_holders(handle, OWN)
+    def lasts() -> bool:
+        exported = held()
+        shared = exported is not None and exported._use_count() >= users > 1
+        return shared or has_more_holders(handle, OWN)
 
-        doubt(storage, lasts)
-    return capsule
+    doubt(storage, lasts)
 
 
-def _note_collective(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    work = method(*args, **kwargs)
-    if _computed:
-        for tensor in _tensors_in((args, tuple(kwargs.values()))):
-            if storage := _storage_of(tensor):
-                doubt(storage, functools.partial(_is_running, work), is_work=True)
-    return work
+def _note_collective(arguments: Iterable[Any], work: Any) -> None:
+    for tensor in _tensors_in(arguments):
+        if storage := _storage_of(tensor):
+            doubt(storage, functools.partial(_is_running, work), is_work=True)
 
 
 def _is_running(work: Any) -> bool:
@@ -313,12 +302,13 @@ def _tensors_in(values: Any) -> Iterable[torch.Tensor]:
             yield from _tensors_in(value)
 
 
-def note_step(optimizer: torch.optim.Optimizer) -> None:
+def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Outdate results of the parameters that an optimizer stepped.
 
-    Torch's fused optimizers write them without counting a version (2.11 to 2.15).
+    Torch's fused optimizers write them without counting a version (2.11 to 2.15). A compiled step
+    counts versions: Dynamo traces this function, and must find nothing in a step that it compiles.
     """
-    if not _computed:
+    if torch.compiler.is_compiling() or not _computed:
         return
     held = (p for group in optimizer.param_groups for p in group["params"])
     stepped = tuple(p for p in held if p.grad is not None)
@@ -328,26 +318,60 @@ def note_step(optimizer: torch.optim.Optimizer) -> None:
 
 @functools.cache
 def install() -> None:
-    """Wrap the accesses, once per process.
+    """Note the accesses, from now on in this process.
 
-    Dynamo neither compiles nor traces the wrappers.
+    Dynamo neither compiles nor traces the functions that do. It guards the hooks of optimizers, so
+    steps that other backends compiled before are compiled again once.
     """
     any_reader()
-    data = property(_get_data, _set_data, _delete_data, doc=_data.__doc__)
-    wrappers: list[Callable[..., Any]] = [_get_data, _set_data, _delete_data]
-    for owner, names, note in (
-        (torch.Tensor, ("numpy",), _note_array),
-        (torch.Tensor, ("untyped_storage",), _note_storage),
-        (torch.Tensor, ("__dlpack__",), _note_capsule),
-        (torch, ("to_dlpack",), _note_capsule),
-        (torch.utils.dlpack, ("to_dlpack",), _note_capsule),
-    ):
-        wrappers += _wrap(owner, names, note)
+    notes = (_note_array, _note_storage, _note_capsule, _note_data, _note_set_data)
+    functions: list[Callable[..., Any]] = [*notes, _note_collective]
+    try:
+        accesses_cpp.note_accesses(*notes, _computed)
+    except NotBuiltError:
+        functions += _wrap_accessors()
     if torch.distributed.is_available():
-        wrappers += _wrap(torch.distributed.ProcessGroup, COLLECTIVES, _note_collective)
-        wrappers += _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
-    compat.hide_from_dynamo(__name__, wrappers)
-    torch.Tensor.data = data  # type: ignore[assignment]
+        functions += _wrap(torch.distributed.ProcessGroup, COLLECTIVES, _note_collective)
+        functions += _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
+    compat.hide_from_dynamo(__name__, functions)
+    register_optimizer_step_post_hook(_note_step)
+
+
+def _wrap_accessors() -> list[Callable[..., Any]]:
+    """Wrap the accessors in Python, where their C functions cannot be replaced."""
+    data = compat.tensor_data
+
+    def get_data(tensor: torch.Tensor) -> Any:
+        alias = data.__get__(tensor)
+        if _computed:
+            _note_data(tensor, alias)
+        return alias
+
+    def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        data.__set__(tensor, value)
+        if _computed:
+            _note_set_data(tensor, value)
+
+    def delete_data(tensor: torch.Tensor) -> None:
+        data.__delete__(tensor)  # raises
+
+    wrappers: list[Callable[..., Any]] = [get_data, set_data, delete_data]
+    for owner, name, note in (
+        (torch.Tensor, "numpy", _note_array),
+        (torch.Tensor, "untyped_storage", _note_storage),
+        (torch.Tensor, "__dlpack__", _note_capsule),
+        (torch, "to_dlpack", _note_capsule),
+        (torch.utils.dlpack, "to_dlpack", _note_capsule),
+    ):
+        wrappers += _wrap(owner, (name,), functools.partial(_note_first, note))
+    torch.Tensor.data = property(  # type: ignore[assignment]
+        get_data, set_data, delete_data, doc=data.__doc__
+    )
+    return [*wrappers, _note_first]
+
+
+def _note_first(note: accesses_cpp.Note, arguments: Sequence[Any], result: Any) -> None:
+    note(arguments[0], result)
 
 
 def _wrap(
@@ -369,6 +393,9 @@ def _wrap(
 def _wrapper(method: Callable[..., Any], note: Callable[..., Any]) -> Any:
     @functools.wraps(method)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return note(method, *args, **kwargs)
+        result = method(*args, **kwargs)
+        if _computed:
+            note((*args, *kwargs.values()), result)
+        return result
 
     return wrapper

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ipex_inductor import compat
 from ipex_inductor.templates.tensor_reader import freed
 from ipex_inductor.templates.tensor_reader.weights_cpp import (
     FACTS,
@@ -25,7 +26,6 @@ from ipex_inductor.templates.tensor_reader.weights_cpp import (
 CHUNK = 1 << 16  # bytes that share a checksum; one is compared a call
 UNKNOWN = 2  # tensors that share a version counter, if they cannot be counted
 _version = attrgetter("_version")
-_open_storage = torch.Tensor.untyped_storage  # before `weight_access` wraps it
 
 
 class PythonReader:
@@ -116,6 +116,6 @@ def _word(hashes: Hashes, chunk: int) -> int:
 
 def _storage(tensor: torch.Tensor) -> int:
     try:
-        return int(_open_storage(tensor)._cdata)
+        return int(compat.open_storage(tensor)._cdata)
     except Exception:  # no storage of its own; a subclass may raise anything
         return 0

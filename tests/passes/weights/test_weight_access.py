@@ -1,6 +1,8 @@
 """What notes accesses to weights changes nothing else: Dynamo, transforms, subclasses, pickle."""
 
 import copy
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -126,3 +128,55 @@ def test_aliases_are_noted_once_and_quickly_settled():
     vector.mul_(2)
     for layer in layers:
         torch.testing.assert_close(compiled(layer, X[:, :8]), layer(X[:, :8]))
+
+
+CALLS = """
+import sys
+import torch
+from ipex_inductor.passes.weights import weight_access, weight_reader
+from ipex_inductor.templates.build.cpp import NotBuiltError
+from ipex_inductor.templates.tensor_reader import accesses_cpp
+
+if sys.argv[1] == "Python":
+    def library():
+        raise NotBuiltError("no compiler")
+    accesses_cpp.library = library
+
+
+class Results:
+    def outdate(self): ...
+    def is_current(self): return True
+
+
+weight, results = torch.ones(4), Results()
+weight_access.watch([weight], results)
+assert isinstance(vars(torch.Tensor).get("data"), property) is (sys.argv[1] == "Python")
+calls = {
+    "our own": lambda: weight_access.open_storage(weight),
+    "a method": lambda: weight.numpy(),
+    "a function": lambda: torch.Tensor.numpy(weight),
+    "a bound method": (lambda bound: lambda: bound())(weight.numpy),
+    "a storage": lambda: weight.untyped_storage(),
+    "a capsule": lambda: weight.__dlpack__(),
+    "another capsule": lambda: torch.to_dlpack(weight),
+    "an alias": lambda: weight.data,
+    "set": lambda: setattr(torch.empty(0), "data", weight),
+}
+for name, call in calls.items():
+    weight_access.settle()
+    assert weight_access.is_quiet(), name
+    held = call()
+    print(name, weight_access.is_quiet())
+    del held
+"""
+
+
+@pytest.mark.parametrize("way", ["C++", "Python"])
+def test_each_call_is_noted(way):
+    """It is noted in torch's C functions, and by wrappers where these cannot be replaced."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", CALLS, way], capture_output=True, text=True
+    )
+    assert not run.returncode, run.stderr
+    quiet = dict(line.rsplit(" ", 1) for line in run.stdout.splitlines())
+    assert {name for name, is_quiet in quiet.items() if is_quiet == "True"} == {"our own"}
