@@ -33,7 +33,10 @@ LABELS = {
 }
 CONCLUSIONS = {
     Exit.NOTHING_WORSE: ("B is not slower than A on any problem, beyond noise.", "good"),
-    Exit.REGRESSIONS: ("B is worse: some problems are slower beyond noise, or no longer run.", "bad"),
+    Exit.REGRESSIONS: (
+        "B is worse: some problems are slower beyond noise, or no longer run.",
+        "bad",
+    ),
     Exit.NOT_COMPARABLE: ("A and B cannot be compared", "warn"),
 }
 SHOWN = ("p20", "p50", "p80", "noise", "error", "tolerance", "reported")  # fields of a line

@@ -32,7 +32,10 @@ def explain(
     ] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="With symbolic sizes.")] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Also write a page with the graphs and the time of each kernel to this file.")
+        Path | None,
+        typer.Option(
+            help="Also write a page with the graphs and the time of each kernel to this file."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

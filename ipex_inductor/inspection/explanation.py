@@ -33,8 +33,8 @@ from ipex_inductor.reporting.decisions import KINDS, GraphReport
 from ipex_inductor.reporting.html_page import render_page
 from ipex_inductor.reporting.listing import Listing, number, show
 
-# Heading of each kind of decision on the page, its level (a class of the shared style), and names of
-# the stages of a graph.
+# Words of the page: the heading of each kind of decision, its level (a class of the shared style),
+# its meaning, and the names of a graph's stages.
 LABELS = {
     "fallback": "Fallback",
     "fired": "Applied",
