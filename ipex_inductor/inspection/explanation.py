@@ -59,6 +59,7 @@ STAGE_NAMES = {
     "rewritten": "rewritten by ipex",
     "compiled": "passed to Inductor's code generator",
 }
+LINES_OPEN = 200  # a comparison of graphs with more changed lines is closed at first
 CONTEXT = 3  # unchanged lines displayed on each side of a changed line
 OPERATOR = re.compile(r"(?<![\w.])ipex\.\w+(?:\.\w+)?")  # in the text of a graph
 
@@ -184,6 +185,7 @@ class Explanation:
             "labels": LABELS,
             "levels": {kind: LEVELS.get(kind, "") for kind in KINDS},
             "stages": STAGE_NAMES,
+            "lines_open": LINES_OPEN,
             "fold_unchanged": _fold_unchanged,
             "mark_operators": _mark_operators,
         }

@@ -226,6 +226,15 @@ def test_the_page_in_a_browser(timed, tmp_path):
         assert page.requests == [path.as_uri()]
 
 
+@pytest.mark.parametrize("changed", [0, 1, 200, 201])
+def test_a_comparison_is_open_at_first_if_it_has_few_changes(changed):
+    found = GraphReport(source="passes", stages={})
+    found.show("traced", "\n".join(f"a{n}" for n in range(300)))
+    found.show("rewritten", "\n".join(f"{'b' if n < changed else 'a'}{n}" for n in range(300)))
+    page = Explanation("Net", (explanation._explain_graph(found),), ()).to_html()
+    assert ('<details class="diff" open>' in page) == (0 < changed <= 200)
+
+
 def test_a_large_model_makes_a_small_page():
     found = GraphReport(source="passes", stages={})
     nodes = [

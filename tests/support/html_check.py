@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 VOID = {"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "source", "wbr"}
 SVG_NAMESPACE = "http://www.w3.org/2000/svg"
 TEXT_COLORS = ("text", "muted", "accent", "good", "bad", "warn")
-WIDTHS = (390, 1440)
+WIDTHS = (390, 768, 1024, 1440)
 
 
 class Page(HTMLParser):
@@ -73,7 +73,10 @@ def check_in_browser(page):
     assert len(backgrounds) == 2
     page.prefer("dark", media="print")
     assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.resize(720)  # about that of A4
+    assert page.run("document.documentElement.scrollWidth") <= 720
     page.prefer("light")
+    page.resize(WIDTHS[-1])
 
     page.run("document.querySelector('thead button').focus()")
     for order in ("ascending", "descending"):
