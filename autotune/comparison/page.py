@@ -39,6 +39,7 @@ CONCLUSIONS = {
     ),
     Exit.NOT_COMPARABLE: ("A and B cannot be compared", "warn"),
 }
+DIGITS = 5  # more than any column of the page displays
 SHOWN = ("p20", "p50", "p80", "noise", "error", "tolerance", "reported")  # fields of a line
 
 
@@ -75,8 +76,17 @@ def _counts(result: Comparison) -> list[tuple[str, int, str]]:
 
 def _to_script_json(facts: Any) -> str:
     """Return JSON that cannot end a script block, whatever its strings contain."""
-    text = msgspec.json.encode(facts).decode()
+    text = msgspec.json.encode(_round(facts)).decode()
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _round(facts: Any) -> Any:
+    """Return the facts with floats of `DIGITS` significant digits, which keeps the page small."""
+    if isinstance(facts, dict):
+        return {name: _round(value) for name, value in facts.items()}
+    if isinstance(facts, (list, tuple)):
+        return [_round(value) for value in facts]
+    return float(f"{facts:.{DIGITS}g}") if isinstance(facts, float) else facts
 
 
 def _facts(rows: Sequence[Row], sides: Sides) -> dict[str, Any]:
@@ -128,9 +138,9 @@ def _line(line: Line) -> dict[str, Any]:
     values = {name: getattr(line, name) for name in SHOWN}
     return {
         "choice": words.choice(line.choice),
-        "best": line.best,
         "measured": line.measured,
-        "reasons": line.reasons,
+        **({"best": True} if line.best else {}),
+        **({"reasons": line.reasons} if line.reasons else {}),
         **{name: value for name, value in values.items() if value is not None},
     }
 

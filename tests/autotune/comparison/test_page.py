@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from ipex_inductor.autotune.comparison import page
 from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.intensity import intensity
 from ipex_inductor.autotune.record import Choice, Operand, Problem
@@ -91,6 +92,11 @@ def test_the_page_is_valid_and_complete(page_file):
     html_check.check(page_file.read_text())
 
 
+def test_figures_have_few_digits():
+    facts = {"p50": [11.733600124716759, 123456.789, None], "n": 1234567, "ok": True}
+    assert page._round(facts) == {"p50": [11.734, 123460.0, None], "n": 1234567, "ok": True}
+
+
 def test_a_page_of_many_problems_is_small(tmp_path):
     sides = [
         [record(timed(LIBRARY, time), *(timed(t, 2 * time) for t in TILES), rows=n)]
@@ -115,73 +121,73 @@ DRILL = f"{ROWS}.forEach(row => row.querySelector('button').click())"
 
 @needs_browser
 def test_the_page_in_a_browser(page_file, tmp_path):
-    with browser.opened(page_file, tmp_path / "profile") as page:
-        names = page.run(NAMES)
+    with browser.opened(page_file, tmp_path / "profile") as shown:
+        names = shown.run(NAMES)
         assert len(names) == 4
         assert names[0] == "aten.mm.default + relu bf16[4x32] bf16[32x16] out_dtype=None on sm_90"
-        assert page.run(VERDICTS)[0] == "No kernel runs in B"
-        assert page.run("document.getElementById('verdict').textContent").startswith("B is worse")
+        assert shown.run(VERDICTS)[0] == "No kernel runs in B"
+        assert shown.run("document.getElementById('verdict').textContent").startswith("B is worse")
 
-        page.run(CLICK.format("B ÷ A"))
-        ratios = page.run(f"{ROWS}.map(row => row.children[6].textContent)")
+        shown.run(CLICK.format("B ÷ A"))
+        ratios = shown.run(f"{ROWS}.map(row => row.children[6].textContent)")
         assert ratios == ["0.500", "1.010", "2.000", ""]
-        page.run(CLICK.format("B ÷ A"))
-        assert page.run(VERDICTS) == [
+        shown.run(CLICK.format("B ÷ A"))
+        assert shown.run(VERDICTS) == [
             "Slower in B",
             "Same kernel",
             "Faster in B",
             "No kernel runs in B",
         ]
-        page.run(CLICK.format("Problem"))
-        assert page.run(NAMES) == sorted(names)
+        shown.run(CLICK.format("Problem"))
+        assert shown.run(NAMES) == sorted(names)
 
-        page.run(DRILL)
-        drilled = page.run(
+        shown.run(DRILL)
+        drilled = shown.run(
             "[...document.querySelectorAll('tr.drilled')].map(row => row.textContent)"
         )
         assert len(drilled) == 4
         assert "tiled flat=False tile=64x64 warps=2" in drilled[1]
         assert EVIL + JINJA in drilled[3]
-        assert page.run(f"{ROWS}[3].nextElementSibling.querySelectorAll('table').length") == 2
-        assert page.run("document.querySelectorAll('tr.drilled .bar').length") >= 6
-        page.run(DRILL)
-        assert page.run("document.querySelectorAll('tr.drilled').length") == 0
+        assert shown.run(f"{ROWS}[3].nextElementSibling.querySelectorAll('table').length") == 2
+        assert shown.run("document.querySelectorAll('tr.drilled .bar').length") >= 6
+        shown.run(DRILL)
+        assert shown.run("document.querySelectorAll('tr.drilled').length") == 0
 
-        assert page.run("document.querySelectorAll('#speed .point').length") == 3
-        assert page.run("document.querySelectorAll('#roof .point').length") == 4
-        assert page.run("document.querySelectorAll('#roof .roof').length") == 1
-        note = page.run("document.getElementById('roof-note').textContent")
+        assert shown.run("document.querySelectorAll('#speed .point').length") == 3
+        assert shown.run("document.querySelectorAll('#roof .point').length") == 4
+        assert shown.run("document.querySelectorAll('#roof .roof').length") == 1
+        note = shown.run("document.getElementById('roof-note').textContent")
         assert "2 of 4 problems are not drawn" in note
 
-        assert page.run("window.stolen") is None
-        assert page.run("document.querySelectorAll('img').length") == 0
-        assert page.requests == [page_file.as_uri()]
-        assert page.logged == []
+        assert shown.run("window.stolen") is None
+        assert shown.run("document.querySelectorAll('img').length") == 0
+        assert shown.requests == [page_file.as_uri()]
+        assert shown.logged == []
 
 
 @needs_browser
 def test_rows_are_filtered_by_text_and_by_change(page_file, tmp_path):
-    with browser.opened(page_file, tmp_path / "profile") as page:
+    with browser.opened(page_file, tmp_path / "profile") as shown:
         change = "{{ const e = document.getElementById('{}'); e.value = '{}';"
         change += " e.dispatchEvent(new Event('input')) }}"
-        page.run(change.format("wanted", "[3X32]"))
-        assert page.run(VERDICTS) == ["Slower in B"]
-        page.run(change.format("change", "Faster in B"))
-        assert page.run(VERDICTS) == []
-        page.run(change.format("wanted", ""))
-        assert page.run(VERDICTS) == ["Faster in B"]
-        assert page.run("document.getElementById('shown').textContent") == "1 of 4 problems"
+        shown.run(change.format("wanted", "[3X32]"))
+        assert shown.run(VERDICTS) == ["Slower in B"]
+        shown.run(change.format("change", "Faster in B"))
+        assert shown.run(VERDICTS) == []
+        shown.run(change.format("wanted", ""))
+        assert shown.run(VERDICTS) == ["Faster in B"]
+        assert shown.run("document.getElementById('shown').textContent") == "1 of 4 problems"
 
 
 @needs_browser
 def test_every_width_colour_scheme_and_key_is_served(page_file, tmp_path):
-    with browser.opened(page_file, tmp_path / "profile") as page:
-        page.run(DRILL)
-        html_check.check_in_browser(page)
-        page.run(f"{ROWS}[0].querySelector('button').focus()")
-        before = page.run("document.querySelectorAll('tr.drilled').length")
-        page.press("Enter", "\r")
-        assert page.run("document.querySelectorAll('tr.drilled').length") == before - 1
+    with browser.opened(page_file, tmp_path / "profile") as shown:
+        shown.run(DRILL)
+        html_check.check_in_browser(shown)
+        shown.run(f"{ROWS}[0].querySelector('button').focus()")
+        before = shown.run("document.querySelectorAll('tr.drilled').length")
+        shown.press("Enter", "\r")
+        assert shown.run("document.querySelectorAll('tr.drilled').length") == before - 1
 
 
 @needs_browser
@@ -189,11 +195,11 @@ def test_a_page_without_data_for_plots_says_so(sides, tmp_path):
     write(tmp_path / "other.jsonl", [record(arch="sm_80")])
     path = tmp_path / "page.html"
     assert run(sides[0], tmp_path / "other.jsonl", "--html", path).exit_code == 2
-    with browser.opened(path, tmp_path / "profile") as page:
-        text = page.run("document.body.textContent")
+    with browser.opened(path, tmp_path / "profile") as shown:
+        text = shown.run("document.body.textContent")
         assert "A is of sm_90, B of sm_80" in text
         assert "nothing to plot" in text
-        assert page.logged == []
+        assert shown.logged == []
 
 
 def problem(op, *shapes, **constants):
