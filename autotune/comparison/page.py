@@ -4,60 +4,89 @@ Text from records is data for the page: it is in one JSON block, and the script 
 never as markup.
 """
 
-import dataclasses
-import importlib
-import importlib.util
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from ipex_inductor.autotune.comparison import words
-from ipex_inductor.autotune.comparison.compare import Row
+from ipex_inductor.autotune.comparison.compare import Comparison, Exit, Row, Verdict
 from ipex_inductor.autotune.comparison.details import Details, Line
 from ipex_inductor.autotune.intensity import intensity
 from ipex_inductor.autotune.pool import Estimate
-from ipex_inductor.errors import MissingPackageError
+from ipex_inductor.reporting.html_page import render_page
 
 Sides = tuple[Mapping[bytes, Details], Mapping[bytes, Details]]
 
+# Words of the page for each verdict, and the level of its count (a class of the shared style).
+LABELS = {
+    Verdict.SAME: ("Same kernel", ""),
+    Verdict.NOISE: ("Within noise", ""),
+    Verdict.FASTER: ("Faster in B", "good"),
+    Verdict.SLOWER: ("Slower in B", "bad"),
+    Verdict.ONLY_A: ("Only in A", ""),
+    Verdict.ONLY_B: ("Only in B", ""),
+    Verdict.FAILED: ("No kernel runs in B", "bad"),
+}
+CONCLUSIONS = {
+    Exit.NOTHING_WORSE: ("B is not slower than A on any problem, beyond noise.", "good"),
+    Exit.REGRESSIONS: (
+        "B is worse: some problems are slower beyond noise, or no longer run.",
+        "bad",
+    ),
+    Exit.NOT_COMPARABLE: ("A and B cannot be compared", "warn"),
+}
+DIGITS = 5  # more than any column of the page displays
+SHOWN = ("p20", "p50", "p80", "noise", "error", "tolerance", "reported")  # fields of a line
 
-def check_plotly() -> None:
-    """Raise `MissingPackageError` if plotly, which the page needs, is not installed."""
-    if importlib.util.find_spec("plotly") is None:
-        advice = "pip install ipex-inductor[report]"
-        raise MissingPackageError("plotly, which draws the page's plots", "no such package", advice)
 
-
-def page(rows: Sequence[Row], sides: Sides, title: str, verdict: Iterable[str]) -> str:
+def page(rows: Sequence[Row], sides: Sides, names: Sequence[str], result: Comparison) -> str:
     """Return the page of these rows and their details.
 
     Args:
-        rows: the rows of the comparison.
+        rows: the rows of the comparison to list.
         sides: the details of A and B by the problem's canonical form.
-        title: the title of the page.
-        verdict: the lines that summarize the comparison.
+        names: the sources of A and of B.
+        result: the whole comparison, which may have more rows.
     """
-    check_plotly()
-    from jinja2 import Environment, StrictUndefined
+    verdict, level = CONCLUSIONS[result.exit()]
+    facts = {
+        "names": names,
+        "verdict": f"{verdict}: {result.reason}." if result.reason else verdict,
+        "level": level,
+        "mean": result.geometric_mean(),
+        "total": len(result.rows),
+        "listed": len(rows),
+        "left_out": len(result.rows) - len(rows),
+        "counts": _counts(result),
+        "data": _to_script_json(_facts(rows, sides)),
+    }
+    return render_page(Path(__file__).with_name("comparison.html.jinja"), facts)
 
-    text = Path(__file__).with_name("comparison.html.jinja").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined)
-    return environment.from_string(text).render(
-        title=title,
-        verdict=list(verdict),
-        data=_to_script_json(_facts(rows, sides)),
-        plotly=importlib.import_module("plotly.offline").get_plotlyjs(),
-    )
+
+def _counts(result: Comparison) -> list[tuple[str, int, str]]:
+    """Return the number of problems of each verdict that occurs: (label, count, level)."""
+    count = result.count()
+    labels = [(*LABELS[verdict], count[verdict]) for verdict in Verdict if count[verdict]]
+    return [(label[0].lower() + label[1:], n, level) for label, level, n in labels]
 
 
 def _to_script_json(facts: Any) -> str:
     """Return JSON that cannot end a script block, whatever its strings contain."""
-    text = msgspec.json.encode(facts).decode()
+    text = msgspec.json.encode(_round(facts)).decode()
     return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+
+
+def _round(facts: Any) -> Any:
+    """Return the facts with floats of `DIGITS` significant digits, which keeps the page small."""
+    if isinstance(facts, dict):
+        return {name: _round(value) for name, value in facts.items()}
+    if isinstance(facts, (list, tuple)):
+        return [_round(value) for value in facts]
+    return float(f"{facts:.{DIGITS}g}") if isinstance(facts, float) else facts
 
 
 def _facts(rows: Sequence[Row], sides: Sides) -> dict[str, Any]:
@@ -79,7 +108,7 @@ def _row(row: Row, sides: list[Details | None]) -> dict[str, Any]:
     )
     return {
         "name": words.problem(problem),
-        "verdict": row.verdict.value,
+        "verdict": LABELS[row.verdict][0],
         "a": _estimate(row.a),
         "b": _estimate(row.b),
         "ratio": ratio,
@@ -106,7 +135,14 @@ def _side(side: Details | None) -> dict[str, Any] | None:
 
 def _line(line: Line) -> dict[str, Any]:
     """Return the data of one choice."""
-    return dataclasses.asdict(line) | {"choice": words.choice(line.choice)}
+    values = {name: getattr(line, name) for name in SHOWN}
+    return {
+        "choice": words.choice(line.choice),
+        "measured": line.measured,
+        **({"best": True} if line.best else {}),
+        **({"reasons": line.reasons} if line.reasons else {}),
+        **{name: value for name, value in values.items() if value is not None},
+    }
 
 
 def _point(name: str, side: Details | None, flops: float | None, kind: str) -> Any:

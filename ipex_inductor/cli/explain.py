@@ -32,7 +32,10 @@ def explain(
     ] = False,
     dynamic: Annotated[bool, typer.Option("--dynamic", help="With symbolic sizes.")] = False,
     html: Annotated[
-        Path | None, typer.Option(help="Also write one page with the graphs to this file.")
+        Path | None,
+        typer.Option(
+            help="Also write a page with the graphs and the time of each kernel to this file."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +55,12 @@ def explain(
     from ipex_inductor.inspection import explanation
 
     with torch.set_grad_enabled(train):
-        explained = explanation.explain(module.train(train), *inputs, compile_args=compile_args)
+        explained = explanation.explain(
+            module.train(train),
+            *inputs,
+            compile_args=compile_args,
+            with_kernel_times=html is not None,
+        )
     if html is not None:
         html.write_text(explained.to_html(), encoding="utf-8")
     if as_json:

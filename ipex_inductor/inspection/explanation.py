@@ -1,8 +1,10 @@
 """`ipex_inductor.explain`: compile a model once, and say what was done to each graph and why."""
 
+import contextlib
 import difflib
 import functools
 import io
+import itertools
 import json
 import re
 import types
@@ -21,8 +23,45 @@ from torch.utils._pytree import tree_leaves
 from ipex_inductor import __version__, compat
 from ipex_inductor.capture.policy import at_once
 from ipex_inductor.inspection.capture_reports import compile_reporting, restore_tensors
+from ipex_inductor.inspection.kernel_times import (
+    TIMED_RUNS,
+    KernelTime,
+    recorded_kernels,
+    time_kernels,
+)
 from ipex_inductor.reporting.decisions import KINDS, GraphReport
+from ipex_inductor.reporting.html_page import render_page
 from ipex_inductor.reporting.listing import Listing, number, show
+
+# Words of the page: the heading of each kind of decision, its level (a class of the shared style),
+# its meaning, and the names of a graph's stages.
+LABELS = {
+    "fallback": "Fallback",
+    "fired": "Applied",
+    "hoisted": "Precomputed",
+    "choice": "Kernel selected",
+    "left": "Skipped",
+    "missed": "Rejected",
+    "cache": "Kernel cache",
+}
+LEVELS = {"fallback": "bad", "fired": "good", "hoisted": "good", "missed": "warn"}
+MEANINGS = {
+    "fallback": "The passes of ipex failed or did not run. Plain Inductor compiled the graph.",
+    "fired": "A rule, or a fold of constants, rewrote this part of the graph.",
+    "hoisted": "Work on weights that runs once after compilation, not in every call.",
+    "choice": "The kernel that runs this operator.",
+    "left": "A rule matched, but Inductor was measured to be as fast.",
+    "missed": "A rule almost matched. The reason names the condition that failed.",
+    "cache": "The result of a lookup in the kernel cache.",
+}
+STAGE_NAMES = {
+    "traced": "traced from the model",
+    "rewritten": "rewritten by ipex",
+    "compiled": "passed to Inductor's code generator",
+}
+LINES_OPEN = 200  # a comparison of graphs with more changed lines is closed at first
+CONTEXT = 3  # unchanged lines displayed on each side of a changed line
+OPERATOR = re.compile(r"(?<![\w.])ipex\.\w+(?:\.\w+)?")  # in the text of a graph
 
 COLORS = {"fallback": "red", "fired": "green", "hoisted": "green", "missed": "yellow"}
 LINES_SHOWN = 3  # most lines of the user's source in a row of the table
@@ -68,6 +107,21 @@ class Change:
 
 
 @dataclass(frozen=True)
+class PageLine:
+    """A row of the page's text of a graph.
+
+    `far` lines are unchanged and away from changes: they are hidden at first. A row with `hidden`
+    stands for that many of them.
+    """
+
+    mark: str
+    before: str = ""
+    after: str = ""
+    far: bool = False
+    hidden: int = 0
+
+
+@dataclass(frozen=True)
 class GraphExplanation:
     """One graph: its decisions, the kernels it calls with their counts, its text by stage.
 
@@ -91,6 +145,7 @@ class Explanation:
     title: str
     graphs: tuple[GraphExplanation, ...]
     breaks: tuple[Break, ...]
+    kernel_times: tuple[KernelTime, ...] = ()  # only with `time_kernels`
 
     def fired(self) -> dict[str, int]:
         """Return how often each rule or fold was applied, over all graphs."""
@@ -105,8 +160,14 @@ class Explanation:
             {"rows": [asdict(row) for row in graph.rows], "kernels": dict(graph.kernels)}
             for graph in self.graphs
         ]
-        breaks = [asdict(graph_break) for graph_break in self.breaks]
-        return {"schema": 1, **_versions(), "title": self.title, "graphs": graphs, "breaks": breaks}
+        return {
+            "schema": 1,
+            **_versions(),
+            "title": self.title,
+            "graphs": graphs,
+            "breaks": [asdict(graph_break) for graph_break in self.breaks],
+            "kernel_times": [asdict(kernel) for kernel in self.kernel_times],
+        }
 
     def to_json(self) -> str:
         """Return `to_dict` as indented JSON."""
@@ -114,12 +175,21 @@ class Explanation:
 
     def to_html(self) -> str:
         """Return a self-contained page, with every graph before and after the passes."""
-        from jinja2 import Environment, StrictUndefined
-
-        page = Path(__file__).with_name("explanation.html.jinja").read_text(encoding="utf-8")
-        environment = Environment(autoescape=True, undefined=StrictUndefined)
-        facts = {"explanation": self, "versions": _versions(), "kinds": KINDS}
-        return environment.from_string(page).render(facts)
+        facts = {
+            "explanation": self,
+            "versions": _versions(),
+            "totals": _totals(self),
+            "total_time": sum(kernel.microseconds for kernel in self.kernel_times) or 1.0,
+            "timed_runs": TIMED_RUNS,
+            "kinds": MEANINGS,
+            "labels": LABELS,
+            "levels": {kind: LEVELS.get(kind, "") for kind in KINDS},
+            "stages": STAGE_NAMES,
+            "lines_open": LINES_OPEN,
+            "fold_unchanged": _fold_unchanged,
+            "mark_operators": _mark_operators,
+        }
+        return render_page(Path(__file__).with_name("explanation.html.jinja"), facts)
 
     def __rich__(self) -> Group:
         """Return the tables, for a rich console."""
@@ -144,6 +214,7 @@ def explain(
     model: Callable[..., Any],
     *inputs: Any,
     compile_args: Mapping[str, Any] | None = None,
+    with_kernel_times: bool = False,
     **kwargs: Any,
 ) -> Explanation:
     """Compile `model` with backend `ipex`, run it once on the inputs, and explain what was done.
@@ -157,22 +228,26 @@ def explain(
         model: a module or another callable.
         inputs: positional arguments of the model.
         compile_args: arguments of `torch.compile` (`mode`, `options`, `dynamic`).
+        with_kernel_times: also time each kernel, in a few more runs of the model.
         kwargs: keyword arguments of the model.
     """
     graph_reports: list[GraphReport] = []
     written = [*_buffers(model), *_tensors((inputs, kwargs))]
+    kernel_times: tuple[KernelTime, ...] = ()
     with (
         compat.dynamo_unchanged() as breaks,
         restore_tensors(written),
         compat.graph_caches_off(),
         at_once(),
+        recorded_kernels() if with_kernel_times else contextlib.nullcontext(),
     ):
-        compile_reporting(model, graph_reports, **(compile_args or {}))(*inputs, **kwargs)
-    return Explanation(
-        _title(model, compile_args or {}),
-        tuple(map(_explain_graph, graph_reports)),
-        _explain_breaks(breaks),
-    )
+        run = compile_reporting(model, graph_reports, **(compile_args or {}))
+        run(*inputs, **kwargs)
+        graphs = tuple(map(_explain_graph, graph_reports))  # of the first run alone
+        if with_kernel_times:
+            kernel_times = time_kernels(lambda: run(*inputs, **kwargs))
+    title = _title(model, compile_args or {})
+    return Explanation(title, graphs, _explain_breaks(breaks), kernel_times)
 
 
 def _buffers(model: Callable[..., Any]) -> list[torch.Tensor]:
@@ -244,6 +319,44 @@ def _diff(before: str, after: str) -> list[Change]:
             new_line = b[k + row] if k + row < m else ""
             changes.append(Change(mark, old_line, new_line))
     return changes
+
+
+def _fold_unchanged(changes: Sequence[Change]) -> Iterator[PageLine]:
+    """Yield the lines of a graph's text; far ones follow a row with their number."""
+    near = {
+        line
+        for index, change in enumerate(changes)
+        if change.mark != " "
+        for line in range(index - CONTEXT, index + CONTEXT + 1)
+    }
+    for far, group in itertools.groupby(enumerate(changes), lambda item: item[0] not in near):
+        lines = [change for _, change in group]
+        if far:
+            yield PageLine(" ", hidden=len(lines))
+        yield from (PageLine(line.mark, line.before, line.after, far) for line in lines)
+
+
+def _mark_operators(line: str) -> Any:
+    """Return the line as markup with the operators of this package in `mark` elements."""
+    from markupsafe import Markup, escape
+
+    return Markup(OPERATOR.sub(r"<mark>\g<0></mark>", str(escape(line))))
+
+
+def _totals(explanation: Explanation) -> list[tuple[str, int, str]]:
+    """Return the counts at the top of the page: (label, count, level)."""
+    counts: Counter[str] = Counter()
+    for row in (row for graph in explanation.graphs for row in graph.rows):
+        counts[row.kind] += row.count
+    calls = sum(sum(graph.kernels.values()) for graph in explanation.graphs)
+    return [
+        ("graphs", len(explanation.graphs), ""),
+        ("rewrites applied", counts["fired"], "good"),
+        ("rewrites rejected", counts["missed"], "warn"),
+        ("kernel calls", calls, ""),
+        ("graph breaks", len(explanation.breaks), "warn"),
+        ("graphs compiled by plain Inductor", counts["fallback"], "bad"),
+    ]
 
 
 def _title(model: Callable[..., Any], compile_args: Mapping[str, Any]) -> str:

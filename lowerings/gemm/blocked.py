@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import torch
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.common.registering import register_by_name
@@ -29,7 +29,13 @@ class OurCall(ir.ExternKernelOut):
                 wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if packaged else ""
                 declarations = cpu_library.declarations(packaged)
                 wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declarations)
-            wrapper.writeline(f"/* {self.python_kernel_name} */ {self.in_cpp()}")
+            call = f"/* {self.python_kernel_name} */ {self.in_cpp()}"
+            if config.cpp.enable_kernel_profile:  # as Inductor records its own kernels
+                name = self.python_kernel_name
+                record = f'RAIIAtenRecordFunctionHandle record_{name}("{name}", nullptr);'
+                wrapper.writelines(["{", record, call, "}"])
+            else:
+                wrapper.writeline(call)
             return
         wrapper.add_import_once(f"from {self.imported} import call as {self.python_kernel_name}")
         super().codegen(wrapper)

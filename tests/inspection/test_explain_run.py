@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import ipex_inductor
 from ipex_inductor.cli import app
 from ipex_inductor.errors import OptionError
+from ipex_inductor.inspection import kernel_times
 from ipex_inductor.reporting import decisions
 from support.helpers import Mlp, Plain, has_kernels
 
@@ -62,8 +63,20 @@ def test_the_graph_is_shown_before_and_after():
     assert "ipex.linear.default" in graph.stages["rewritten"]
     assert "derived_0" in graph.stages["compiled"]
     html = ipex_inductor.explain(Mlp().eval(), X).to_html()  # with gradients: nothing rewritten
-    assert "traced &rarr; rewritten: 0 lines differ" in html
-    assert "traced &rarr; rewritten: 4 lines differ" in explain(Mlp(), X).to_html()
+    assert "→ rewritten by ipex: 0 lines differ" in html
+    assert "→ rewritten by ipex: 4 lines differ" in explain(Mlp(), X).to_html()
+
+
+def test_kernels_are_timed_in_further_runs():
+    explained = explain(Mlp(), X, with_kernel_times=True)
+    assert not explain(Mlp(), X).kernel_times
+    (graph,) = explained.graphs
+    names = [kernel.name for kernel in explained.kernel_times]
+    assert set(graph.kernels) <= set(names)
+    assert names[-1] == kernel_times.REST
+    calls = {kernel.name: kernel.calls for kernel in explained.kernel_times}
+    assert {name: calls[name] for name in graph.kernels} == graph.kernels
+    assert all(kernel.microseconds > 0 for kernel in explained.kernel_times)
 
 
 def test_near_misses_and_graph_breaks_have_reason_and_line(op_by_op):

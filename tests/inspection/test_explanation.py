@@ -1,9 +1,9 @@
 """Reports and explanations without compiling: what is said, how it is shown, what is escaped."""
 
+import dataclasses
 import json
 import logging
 import re
-from html.parser import HTMLParser
 
 import pytest
 import torch
@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from ipex_inductor.cli import app
 from ipex_inductor.inspection import explanation
 from ipex_inductor.inspection.explanation import Break, Explanation
+from ipex_inductor.inspection.kernel_times import KernelTime
 from ipex_inductor.reporting import decisions
 from ipex_inductor.reporting.decisions import Event, GraphReport
+from support import browser, html_check
 
 pytestmark = pytest.mark.unit
 
@@ -158,37 +160,92 @@ def test_json_holds_rows_kernels_and_breaks(explained):
     assert told["breaks"][0]["details"] == "Explanation: & more"
 
 
-class Page(HTMLParser):
-    """What a browser would see: the tags with their attributes, and the text."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.text = [], ""
-        self.feed(html)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-
-    def handle_data(self, data):
-        self.text += data
-
-
 def test_html_escapes_and_needs_nothing_from_elsewhere(explained):
     html = explained.to_html()
-    page = Page(html)
-    names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "link", "img", "iframe", "a", "b", "t"}
-    assert not {"src", "href"} & {name for _, attributes in page.tags for name in attributes}
-    assert "url(" not in html
-    assert "@import" not in html
+    html_check.check(html)
+    page = html_check.Page(html)
+    assert not {tag for tag, _ in page.tags} & {"link", "img", "iframe", "t"}
+    assert "alert(1)" not in html.replace("&lt;script&gt;alert(1)", "")
     for text in ("Net<T>", "y = aten.a<b>(x)", "<script>alert(1)</script>", "a <b> branch"):
         assert text in page.text
 
 
 def test_html_marks_the_lines_that_differ(explained):
-    marks = [attributes.get("class") for tag, attributes in Page(explained.to_html()).tags]
-    assert marks.count("del") == 2
-    assert marks.count("add") == 1
+    tags = [tag for tag, _ in html_check.Page(explained.to_html()).tags]
+    assert tags.count("del") == 2
+    assert tags.count("ins") == 1
+
+
+def test_every_kind_and_stage_has_plain_words():
+    assert explanation.LABELS.keys() == explanation.MEANINGS.keys() == decisions.KINDS.keys()
+    assert explanation.LEVELS.keys() <= decisions.KINDS.keys()
+
+
+def test_unchanged_lines_far_from_a_change_are_folded():
+    changes = explanation._diff("\n".join("abcdefghi"), "\n".join("abcdefghI"))
+    lines = list(explanation._fold_unchanged(changes))
+    assert [line.hidden for line in lines] == [5] + 9 * [0]
+    assert [line.before for line in lines if line.far] == list("abcde")
+
+
+def test_operators_of_this_package_are_marked_and_the_rest_is_escaped():
+    marked = explanation._mark_operators("y = ipex.linear.default(x<1>, my.ipex.no)")
+    assert marked == "y = <mark>ipex.linear.default</mark>(x&lt;1&gt;, my.ipex.no)"
+
+
+@pytest.fixture
+def timed(explained):
+    times = (KernelTime("slow<b>", 2.0, 30.0), KernelTime("fast", 10.0, 10.0))
+    return dataclasses.replace(explained, kernel_times=times)
+
+
+def test_kernel_times_are_bars_on_the_page_and_figures_in_json(timed):
+    html = timed.to_html()
+    html_check.check(html)
+    assert "width:75.00%" in html
+    assert json.loads(timed.to_json())["kernel_times"][1]["microseconds"] == 10.0
+
+
+@pytest.mark.skipif(browser.found() is None, reason="no browser is installed")
+def test_the_page_in_a_browser(timed, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(timed.to_html(), encoding="utf-8")
+    with browser.opened(path, tmp_path / "profile") as page:
+        html_check.check_in_browser(page)
+        names = "[...document.querySelectorAll('#times tbody th')].map(th => th.textContent)"
+        sort = "document.querySelectorAll('#times thead button')[{}].click()"
+        assert page.run(names) == ["slow<b>", "fast"]  # after two sorts by keyboard: descending
+        page.run(sort.format(1))
+        assert page.run(names) == ["slow<b>", "fast"]  # 2 comes before 10
+        page.run(sort.format(2))
+        assert page.run(names) == ["fast", "slow<b>"]
+        shown = "getComputedStyle(document.querySelector('.diff {}')).display"
+        assert page.run(shown.format("td.old")) != "none"
+        page.run("document.querySelector('.diff [value=after]').click()")
+        assert page.run(shown.format("td.old")) == "none"
+        assert page.requests == [path.as_uri()]
+
+
+@pytest.mark.parametrize("changed", [0, 1, 200, 201])
+def test_a_comparison_is_open_at_first_if_it_has_few_changes(changed):
+    found = GraphReport(source="passes", stages={})
+    found.show("traced", "\n".join(f"a{n}" for n in range(300)))
+    found.show("rewritten", "\n".join(f"{'b' if n < changed else 'a'}{n}" for n in range(300)))
+    page = Explanation("Net", (explanation._explain_graph(found),), ()).to_html()
+    assert ('<details class="diff" open>' in page) == (0 < changed <= 200)
+
+
+def test_a_large_model_makes_a_small_page():
+    found = GraphReport(source="passes", stages={})
+    nodes = [
+        f"linear_{n}: bfloat16[8, 512] = ipex.linear.default(view_{n}, arg{n}_1, None, 'none')"
+        for n in range(4000)
+    ]
+    found.show("traced", "\n".join(nodes).replace("ipex.linear", "aten.linear", 50))
+    found.show("rewritten", "\n".join(nodes))
+    found.show("compiled", "\n".join(nodes).replace("arg", "derived_", 500))
+    page = Explanation("Large", (explanation._explain_graph(found),), ()).to_html()
+    assert len(page.encode()) < 2 << 20
 
 
 def test_diff_pairs_replaced_lines_and_leaves_the_other_side_of_the_rest_empty():

@@ -1,5 +1,6 @@
 """A headless Chromium, spoken to over two pipes: what a page logs, asks for and shows."""
 
+import base64
 import json
 import os
 import shutil
@@ -52,6 +53,7 @@ class Page:
 
     def load(self, address):
         """Go there, and wait until all of it is loaded and run."""
+        self.loaded = False
         self._call("Page.navigate", url=address)
         while not self.loaded:
             self._note(self._next())
@@ -61,6 +63,29 @@ class Page:
         done = self._call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
+
+    def resize(self, width, height=900):
+        """Show the page in a window of this size, in CSS pixels."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self._call("Emulation.setDeviceMetricsOverride", **size)
+
+    def prefer(self, scheme, media="screen"):
+        """Set the user's colour scheme, "light" or "dark", and the medium."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", media=media, features=features)
+
+    def press(self, key, text=""):
+        """Press and release one key, such as "Tab" or "Enter" (with text "\\r")."""
+        code = {"Tab": 9, "Enter": 13, " ": 32}[key]
+        for kind in ("keyDown", "keyUp"):
+            pressed = {"type": kind, "key": key, "windowsVirtualKeyCode": code}
+            pressed |= {"text": text} if text and kind == "keyDown" else {}
+            self._call("Input.dispatchKeyEvent", **pressed)
+
+    def screenshot(self, path):
+        """Write the whole page as PNG."""
+        data = self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+        path.write_bytes(base64.b64decode(data))
 
     def _call(self, method, **params):
         self._count += 1

@@ -18,7 +18,7 @@ from ipex_inductor.autotune.comparison.compare import (
     of_any,
 )
 from ipex_inductor.autotune.comparison.details import details
-from ipex_inductor.autotune.comparison.page import check_plotly, page
+from ipex_inductor.autotune.comparison.page import page
 from ipex_inductor.autotune.database import Records, write_lines
 from ipex_inductor.autotune.pool import Estimate
 from ipex_inductor.cli.shared import (
@@ -62,10 +62,8 @@ def autotune_compare(
     Ends with 0 if nothing is worse in B, 1 if something is slower beyond noise or no longer runs, 2
     if the databases cannot be compared.
     """
-    if html is not None:
-        check_plotly()
-        if not html.parent.is_dir():
-            raise OptionError("--html in a folder that exists", str(html), "Make the folder first.")
+    if html is not None and not html.parent.is_dir():
+        raise OptionError("--html in a folder that exists", str(html), "Make the folder first.")
     with no_collector():
         sides = records(a), records(b)
         result = compare(*sides, cross=cross)
@@ -95,11 +93,7 @@ def _write_page(
     keys = {row.key for row in rows}
     a, b = (details(map(of_any, side) if cross else side, keys) for side in sides)
     names = [words.replace_unprintable(", ".join(map(str, side.sources))) for side in sides]
-    lines = summary(result)
-    if len(result.rows) > count:
-        lines.append(f"here are the first {count} of {len(result.rows)} problems (--all)")
-    title = f"A: {names[0]}, B: {names[1]}"
-    write_lines(path, [page(rows, (a, b), title, lines).encode()])
+    write_lines(path, [page(rows, (a, b), names, result).encode()])
 
 
 def facts(result: Comparison) -> dict[str, Any]:

@@ -1,17 +1,17 @@
-"""The page of a comparison, in a browser: it sorts, drills down, draws, and runs nobody's text."""
+"""The page of a comparison, in a browser: sorting, details, plots, and text that stays text."""
 
-import importlib.util
 import math
 
 import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner
 
+from ipex_inductor.autotune.comparison import page
 from ipex_inductor.autotune.database import write
 from ipex_inductor.autotune.intensity import intensity
 from ipex_inductor.autotune.record import Choice, Operand, Problem
 from ipex_inductor.cli import app
-from support import browser
+from support import browser, html_check
 from support.autotune.autotune_records import LIBRARY, PROVENANCE, TILES, failed, record, timed
 
 pytestmark = pytest.mark.unit
@@ -19,9 +19,6 @@ pytestmark = pytest.mark.unit
 EVIL = '</script><img src=x onerror="window.stolen=1"><b>\'&amp;&'
 JINJA = "{{ 7 * 7 }}"
 
-needs_plotly = pytest.mark.skipif(
-    importlib.util.find_spec("plotly") is None, reason="plotly is not installed ([report])"
-)
 needs_browser = pytest.mark.skipif(
     browser.found() is None, reason=f"none of {', '.join(browser.NAMES)} is installed"
 )
@@ -57,26 +54,12 @@ def sides(tmp_path):
     return tmp_path / "a.jsonl", tmp_path / "b.jsonl"
 
 
-@needs_plotly
 def test_what_cannot_be_written_is_said_before_anything_is_read(sides, tmp_path):
     done = run(*sides, "--html", tmp_path / "none" / "page.html")
     assert done.exit_code == 2
     assert "expected --html in a folder that exists" in done.stderr
 
 
-def test_without_plotly_the_error_says_what_to_install(sides, tmp_path, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "plotly" else find(name, *a)
-    )
-    done = run(*sides, "--html", tmp_path / "page.html")
-    assert done.exit_code == 2
-    assert "pip install ipex-inductor[report]" in done.stderr
-    assert not (tmp_path / "page.html").exists()
-    assert run(*sides).exit_code == 1
-
-
-@needs_plotly
 def test_no_text_of_records_ends_a_block_or_is_a_template(sides, tmp_path):
     done = run(*sides, "--html", tmp_path / "page.html", "--json")
     assert done.exit_code == 1
@@ -89,78 +72,134 @@ def test_no_text_of_records_ends_a_block_or_is_a_template(sides, tmp_path):
     assert JINJA in text
 
 
-@needs_plotly
 def test_a_page_has_no_more_rows_than_a_browser_can_hold(sides, tmp_path, monkeypatch):
     monkeypatch.setattr("ipex_inductor.cli.autotune.compare.PAGE_ROWS", 2)
     path = tmp_path / "page.html"
     run(*sides, "--html", path)
-    assert "here are the first 2 of 4 problems (--all)" in path.read_text()
+    assert "lists the first 2 of 4 problems" in path.read_text()
     assert path.read_text().count('"name":"aten.mm.default') == 2
     run(*sides, "--html", path, "--all")
     assert path.read_text().count('"name":"aten.mm.default') == 4
 
 
+@pytest.fixture
+def page_file(sides, tmp_path):
+    run(*sides, "--html", tmp_path / "page.html")
+    return tmp_path / "page.html"
+
+
+def test_the_page_is_valid_and_complete(page_file):
+    html_check.check(page_file.read_text())
+
+
+def test_figures_have_few_digits():
+    facts = {"p50": [11.733600124716759, 123456.789, None], "n": 1234567, "ok": True}
+    assert page._round(facts) == {"p50": [11.734, 123460.0, None], "n": 1234567, "ok": True}
+
+
+def test_a_page_of_many_problems_is_small(tmp_path):
+    sides = [
+        [record(timed(LIBRARY, time), *(timed(t, 2 * time) for t in TILES), rows=n)]
+        for time in (10.0, 11.0)
+        for n in range(1, 1001)
+    ]
+    for name, records in (("a", sides[:1000]), ("b", sides[1000:])):
+        write(tmp_path / f"{name}.jsonl", [r for group in records for r in group])
+    run(tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--html", tmp_path / "page.html")
+    assert (tmp_path / "page.html").stat().st_size < 2 << 20
+
+
 ROWS = "[...document.querySelectorAll('#problems tbody tr.row')]"
 VERDICTS = f"{ROWS}.map(row => row.children[1].textContent)"
-CLICK = "[...document.querySelectorAll('#problems th')].find(th => th.textContent === '{}').click()"
+NAMES = f"{ROWS}.map(row => row.children[0].textContent)"
+CLICK = (
+    "[...document.querySelectorAll('#problems > thead button')]"
+    ".find(b => b.textContent === '{}').click()"
+)
+DRILL = f"{ROWS}.forEach(row => row.querySelector('button').click())"
 
 
-@needs_plotly
 @needs_browser
-def test_the_page_in_a_browser(sides, tmp_path):
-    path = tmp_path / "page.html"
-    run(*sides, "--html", path)
-    with browser.opened(path, tmp_path / "profile") as page:
-        names = page.run(f"{ROWS}.map(row => row.children[0].textContent)")
+def test_the_page_in_a_browser(page_file, tmp_path):
+    with browser.opened(page_file, tmp_path / "profile") as shown:
+        names = shown.run(NAMES)
         assert len(names) == 4
         assert names[0] == "aten.mm.default + relu bf16[4x32] bf16[32x16] out_dtype=None on sm_90"
-        assert page.run(VERDICTS)[0] == "nothing runs in B"
+        assert shown.run(VERDICTS)[0] == "No kernel runs in B"
+        assert shown.run("document.getElementById('verdict').textContent").startswith("B is worse")
 
-        page.run(CLICK.format("B/A"))
-        ratios = page.run(f"{ROWS}.map(row => row.children[6].textContent)")
+        shown.run(CLICK.format("B ÷ A"))
+        ratios = shown.run(f"{ROWS}.map(row => row.children[6].textContent)")
         assert ratios == ["0.500", "1.010", "2.000", ""]
-        page.run(CLICK.format("B/A"))
-        assert page.run(VERDICTS) == ["slower", "same choice", "faster", "nothing runs in B"]
-        page.run(CLICK.format("problem"))
-        assert page.run(f"{ROWS}.map(row => row.children[0].textContent)") == sorted(names)
+        shown.run(CLICK.format("B ÷ A"))
+        assert shown.run(VERDICTS) == [
+            "Slower in B",
+            "Same kernel",
+            "Faster in B",
+            "No kernel runs in B",
+        ]
+        shown.run(CLICK.format("Problem"))
+        assert shown.run(NAMES) == sorted(names)
 
-        page.run(f"{ROWS}.forEach(row => row.click())")
-        drilled = page.run(
+        shown.run(DRILL)
+        drilled = shown.run(
             "[...document.querySelectorAll('tr.drilled')].map(row => row.textContent)"
         )
         assert len(drilled) == 4
         assert "tiled flat=False tile=64x64 warps=2" in drilled[1]
         assert EVIL + JINJA in drilled[3]
-        assert page.run(f"{ROWS}[3].nextElementSibling.querySelectorAll('table').length") == 2
-        assert page.run("document.querySelectorAll('tr.drilled .drill .point').length") >= 6
-        page.run(f"{ROWS}.forEach(row => row.click())")
-        assert page.run("document.querySelectorAll('tr.drilled').length") == 0
+        assert shown.run(f"{ROWS}[3].nextElementSibling.querySelectorAll('table').length") == 2
+        assert shown.run("document.querySelectorAll('tr.drilled .bar').length") >= 6
+        shown.run(DRILL)
+        assert shown.run("document.querySelectorAll('tr.drilled').length") == 0
 
-        assert page.run("document.querySelectorAll('#speed .point').length") == 3
-        assert page.run("document.querySelectorAll('#roof .point').length") == 4
-        assert page.run("document.querySelectorAll('#roof .scatterlayer .js-line').length") == 1
-        note = page.run("document.getElementById('roof-note').textContent")
-        assert note.startswith(
-            "2 of 4 problems are not drawn: their records lack the shares of peak"
-        )
+        assert shown.run("document.querySelectorAll('#speed .point').length") == 3
+        assert shown.run("document.querySelectorAll('#roof .point').length") == 4
+        assert shown.run("document.querySelectorAll('#roof .roof').length") == 1
+        note = shown.run("document.getElementById('roof-note').textContent")
+        assert "2 of 4 problems are not drawn" in note
 
-        assert page.run("window.stolen") is None
-        assert page.run("document.querySelectorAll('img').length") == 0
-        assert [r for r in page.requests if not r.startswith("data:")] == [path.as_uri()]
-        assert page.logged == []
+        assert shown.run("window.stolen") is None
+        assert shown.run("document.querySelectorAll('img').length") == 0
+        assert shown.requests == [page_file.as_uri()]
+        assert shown.logged == []
 
 
-@needs_plotly
 @needs_browser
-def test_a_page_without_what_plots_need_says_so(sides, tmp_path):
+def test_rows_are_filtered_by_text_and_by_change(page_file, tmp_path):
+    with browser.opened(page_file, tmp_path / "profile") as shown:
+        change = "{{ const e = document.getElementById('{}'); e.value = '{}';"
+        change += " e.dispatchEvent(new Event('input')) }}"
+        shown.run(change.format("wanted", "[3X32]"))
+        assert shown.run(VERDICTS) == ["Slower in B"]
+        shown.run(change.format("change", "Faster in B"))
+        assert shown.run(VERDICTS) == []
+        shown.run(change.format("wanted", ""))
+        assert shown.run(VERDICTS) == ["Faster in B"]
+        assert shown.run("document.getElementById('shown').textContent") == "1 of 4 problems"
+
+
+@needs_browser
+def test_every_width_colour_scheme_and_key_is_served(page_file, tmp_path):
+    with browser.opened(page_file, tmp_path / "profile") as shown:
+        shown.run(DRILL)
+        html_check.check_in_browser(shown)
+        shown.run(f"{ROWS}[0].querySelector('button').focus()")
+        before = shown.run("document.querySelectorAll('tr.drilled').length")
+        shown.press("Enter", "\r")
+        assert shown.run("document.querySelectorAll('tr.drilled').length") == before - 1
+
+
+@needs_browser
+def test_a_page_without_data_for_plots_says_so(sides, tmp_path):
     write(tmp_path / "other.jsonl", [record(arch="sm_80")])
     path = tmp_path / "page.html"
     assert run(sides[0], tmp_path / "other.jsonl", "--html", path).exit_code == 2
-    with browser.opened(path, tmp_path / "profile") as page:
-        text = page.run("document.body.textContent")
+    with browser.opened(path, tmp_path / "profile") as shown:
+        text = shown.run("document.body.textContent")
         assert "A is of sm_90, B of sm_80" in text
         assert "nothing to plot" in text
-        assert page.logged == []
+        assert shown.logged == []
 
 
 def problem(op, *shapes, **constants):
