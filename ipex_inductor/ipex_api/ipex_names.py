@@ -113,7 +113,7 @@ def locate(path: str) -> Any:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables of docs/guides/migrating.md by kind; names that share an answer share a row."""
+    """Return the tables of docs/guides/migrating.md by kind, one row for names with one answer."""
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for entry in names().values():
         rows.setdefault(entry.kind, {}).setdefault((entry.home, entry.note), []).append(entry.name)
