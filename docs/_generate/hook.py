@@ -7,6 +7,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
 
 import pages  # noqa: E402
+import results  # noqa: E402, F401 (mkdocs takes the folder off sys.path after the import)
 
 
 def on_config(config: Any) -> Any:
@@ -14,7 +15,9 @@ def on_config(config: Any) -> Any:
     for section in config["nav"]:
         if "Results" in section:
             files = sorted(pages.RESULTS.glob("*.jsonl"))
-            section["Results"].append({"Files": [f"results/files/{path.stem}.md" for path in files]})
+            section["Results"].append(
+                {"Files": [f"results/files/{path.stem}.md" for path in files]}
+            )
     return config
 
 

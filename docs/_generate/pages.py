@@ -133,13 +133,17 @@ def command_line() -> str:
     parts = [
         "# Command line",
         "This page is generated from the program. `ipex-inductor COMMAND --help` prints the same text.",
-        table(("command", "purpose"), ((f"[`{v}`](#ipex-inductor-{v})", t) for v, t in VERBS.items())),
+        table(
+            ("command", "purpose"), ((f"[`{v}`](#ipex-inductor-{v})", t) for v, t in VERBS.items())
+        ),
         "Commands that take a MODEL accept `resnet50`, `bert`, `vit`, `gpt2`, or `MODULE:FUNCTION`. FUNCTION returns the model "
         "and a tuple of example inputs. An error is one line on stderr and exit code 2.",
     ]
     for path, command in commands():
         words = " ".join(("ipex-inductor", *path))
-        parts.append(f"{'#' * min(len(path) + 1, 4)} `{words}` {{#{'-'.join(('ipex-inductor', *path))}}}")
+        parts.append(
+            f"{'#' * min(len(path) + 1, 4)} `{words}` {{#{'-'.join(('ipex-inductor', *path))}}}"
+        )
         if path == ("launch",):
             parts.append("```text\n" + _launcher_help() + "\n```")
             continue
@@ -195,7 +199,8 @@ def error_table() -> str:
     rows = [
         (
             f"`{c.__name__}`",
-            ", ".join(f"`{b.__name__}`" for b in c.__bases__ if b is not errors.IpexError) or "`IpexError`",
+            ", ".join(f"`{b.__name__}`" for b in c.__bases__ if b is not errors.IpexError)
+            or "`IpexError`",
             inspect.getdoc(c),
         )
         for c in classes

@@ -8,8 +8,30 @@ from typing import Any
 from pages import RESULTS, ROOT, ROWS_SHOWN, RUNS_SHOWN, described, rows_of, table
 
 # Fields that name a run rather than a measurement; they stand above its table.
-RUN = ("date", "device", "gpu", "cpu", "arch", "flags", "threads", "torch", "triton", "cudnn", "torchvision", "transformers")
-RUN += ("python", "driver", "intel-sycl-rt", "triton-xpu", "compiler", "commit", "sources", "command")
+RUN = (
+    "date",
+    "device",
+    "gpu",
+    "cpu",
+    "arch",
+    "flags",
+    "threads",
+    "torch",
+    "triton",
+    "cudnn",
+    "torchvision",
+    "transformers",
+)
+RUN += (
+    "python",
+    "driver",
+    "intel-sycl-rt",
+    "triton-xpu",
+    "compiler",
+    "commit",
+    "sources",
+    "command",
+)
 BASE = ("eager", "inductor", "max-autotune")
 NOTE = """Generated from `benchmarks/results/{file}` in the repository, which has every row.
 Older rows may name a benchmark by its former path; `python -m benchmarks` lists today's names.
@@ -63,7 +85,13 @@ def title(path: Path) -> str:
     """Return one line that says what a file of results measures."""
     named = {p.stem: p for p in (ROOT / "benchmarks").rglob("*.py") if p.stem != "__init__"}
     script = path.stem.removesuffix("_cpu") if path.stem not in named else path.stem
-    other = {"ops_conv": "conv", "ops_linear": "linear", "attention_gpu": "attention", "cold_start": "cold", "other_tritons": "other_tritons"}
+    other = {
+        "ops_conv": "conv",
+        "ops_linear": "linear",
+        "attention_gpu": "attention",
+        "cold_start": "cold",
+        "other_tritons": "other_tritons",
+    }
     script = other.get(path.stem, script)
     return described(named[script]) if script in named else path.stem.replace("_", " ")
 
@@ -73,8 +101,14 @@ def cpu() -> str:
     rows = rows_of(RESULTS / "cpu.jsonl")
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, Any]]]] = {}
     for row in rows:
-        run = tuple(str(row.get(k, "")) for k in ("date", "cpu", "threads", "command", "commit")  # IPEX has a torch of its own)
-        what = (str(row.get("cpu", "")) + " " + _isa(row.get("flags", "")), row["model"], row["dtype"], str(row["batch"]))
+        # Rows of one run may name two torches: IPEX 2.8 runs with its own.
+        run = tuple(str(row.get(k, "")) for k in ("date", "cpu", "threads", "command", "commit"))
+        what = (
+            str(row.get("cpu", "")) + " " + _isa(row.get("flags", "")),
+            row["model"],
+            row["dtype"],
+            str(row["batch"]),
+        )
         groups.setdefault(what, {}).setdefault(run, []).append(row)
     return _whole(
         "Inference on CPUs",
@@ -89,7 +123,9 @@ def cpu() -> str:
 
 def _isa(flags: str) -> str:
     have = set(flags.split())
-    return next((name for name in ("amx_tile", "amx", "avx512_bf16", "avx512f", "avx2") if name in have), "")
+    return next(
+        (name for name in ("amx_tile", "amx", "avx512_bf16", "avx512f", "avx2") if name in have), ""
+    )
 
 
 def inference_gpu() -> str:
@@ -97,7 +133,10 @@ def inference_gpu() -> str:
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, Any]]]] = {}
     for file in ("vision.jsonl", "nlp.jsonl"):
         for row in rows_of(RESULTS / file):
-            run = tuple(str(row.get(k, "")) for k in ("date", "device", "torch", "command", "sources", "commit"))
+            run = tuple(
+                str(row.get(k, ""))
+                for k in ("date", "device", "torch", "command", "sources", "commit")
+            )
             what = (row["device"], row["model"], str(row["batch"]))
             groups.setdefault(what, {}).setdefault(run, []).append(row)
     return _whole(
@@ -115,7 +154,9 @@ def training() -> str:
     """Return training steps on GPUs, the last run of each."""
     groups: dict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, Any]]]] = {}
     for row in rows_of(RESULTS / "train.jsonl"):
-        run = tuple(str(row.get(k, "")) for k in ("date", "device", "torch", "command", "sources", "commit"))
+        run = tuple(
+            str(row.get(k, "")) for k in ("date", "device", "torch", "command", "sources", "commit")
+        )
         what = (row["device"], row["model"], "x".join(map(str, row["shape"])))
         groups.setdefault(what, {}).setdefault(run, []).append(row)
     return _whole(
@@ -156,17 +197,35 @@ def _whole(
             others = {p: t for p, t in times.items() if not _ours(p, ours)}
             mine = {p: t for p, t in times.items() if _ours(p, ours)}
             if mine and others.keys() - {"eager"}:
-                shown.append((what, run, times, min(v for p, v in others.items() if p != "eager") / min(mine.values()), rows))
+                shown.append(
+                    (
+                        what,
+                        run,
+                        times,
+                        min(v for p, v in others.items() if p != "eager") / min(mine.values()),
+                        rows,
+                    )
+                )
                 peers |= times.keys()
                 break
     order = sorted(peers, key=lambda p: (p not in BASE, _ours(p, ours), p))
-    parts = [f"# {heading}", NOTE.format(file=file), unit + " The last column is the best other backend's time over ours: above 1, ours is faster."]
+    parts = [
+        f"# {heading}",
+        NOTE.format(file=file),
+        unit
+        + " The last column is the best other backend's time over ours: above 1, ours is faster.",
+    ]
     for device in sorted({what[0] for what, *_ in shown}):
         mine = [row for row in shown if row[0][0] == device]
         used = [p for p in order if any(p in times for _, _, times, *_ in mine)]
         commands = list(dict.fromkeys(_run(rows, ours) for *_, rows in mine))
         body = [
-            (*what[1:], *(f"{times[p]:.3g}" if p in times else "" for p in used), f"{ratio:.2f}", f"[{commands.index(_run(rows, ours)) + 1}](#runs-{_slug(device)})")
+            (
+                *what[1:],
+                *(f"{times[p]:.3g}" if p in times else "" for p in used),
+                f"{ratio:.2f}",
+                f"[{commands.index(_run(rows, ours)) + 1}](#runs-{_slug(device)})",
+            )
             for what, _, times, ratio, rows in sorted(mine, key=lambda r: r[0])
         ]
         mean = statistics.geometric_mean(ratio for _, _, _, ratio, _ in mine)
@@ -175,13 +234,22 @@ def _whole(
             f"{len(mine)} models and batches; geometric mean of the last column: {mean:.2f}.",
             table((*names[1:], *used, "best other / ours", "run"), body, right=len(names) - 1),
             f"### Runs {{#runs-{_slug(device)}}}",
-            table(("run", "date", "versions", "command"), ((i, *c[:2], f"`{c[2]}`") for i, c in enumerate(commands, 1))),
+            table(
+                ("run", "date", "versions", "command"),
+                ((i, *c[:2], f"`{c[2]}`") for i, c in enumerate(commands, 1)),
+            ),
         ]
     return "\n\n".join(parts) + "\n"
 
 
 def _ours(peer: str, ours: str) -> bool:
-    return peer == ours or peer.startswith((f"{ours},", f"{ours} ", "tuned", "templates", "launched", "ipex-", "ipex,")) and "ipex28" not in peer
+    return (
+        peer == ours
+        or peer.startswith(
+            (f"{ours},", f"{ours} ", "tuned", "templates", "launched", "ipex-", "ipex,")
+        )
+        and "ipex28" not in peer
+    )
 
 
 def _run(rows: list[dict[str, Any]], ours: str) -> tuple[str, str, str]:
@@ -203,18 +271,38 @@ def optimizers() -> str:
     parts = ["# Optimizer steps", NOTE.format(file="optimizer.jsonl` and `optimizer_gpu.jsonl")]
     for file, field, heading in (
         ("optimizer.jsonl", "median and minimum, ms", "On CPUs: median milliseconds of a step"),
-        ("optimizer_gpu.jsonl", "device and host, ms", "On NVIDIA GPUs: milliseconds of the device"),
+        (
+            "optimizer_gpu.jsonl",
+            "device and host, ms",
+            "On NVIDIA GPUs: milliseconds of the device",
+        ),
     ):
         last: dict[tuple[str, ...], dict[str, Any]] = {}
         for row in rows_of(RESULTS / file):
             if isinstance(row.get(field), dict) and "optimizer" in row:
-                last[tuple(str(row.get(k, "")) for k in ("device", "parameters", "optimizer", "form"))] = row
+                last[
+                    tuple(
+                        str(row.get(k, "")) for k in ("device", "parameters", "optimizer", "form")
+                    )
+                ] = row
         peers = list(dict.fromkeys(p for row in last.values() for p in row[field]))
         body = [
-            (*what, *(f"{row[field][p][0]:.3g}" if row[field].get(p) else "" for p in peers), row["date"], row["torch"], f"`{row['command']}`")
+            (
+                *what,
+                *(f"{row[field][p][0]:.3g}" if row[field].get(p) else "" for p in peers),
+                row["date"],
+                row["torch"],
+                f"`{row['command']}`",
+            )
             for what, row in sorted(last.items())
         ]
-        parts += [f"## {heading}", table(("device", "parameters", "optimizer", "form", *peers, "date", "torch", "command"), body)]
+        parts += [
+            f"## {heading}",
+            table(
+                ("device", "parameters", "optimizer", "form", *peers, "date", "torch", "command"),
+                body,
+            ),
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -223,13 +311,31 @@ def zoo() -> str:
     last: dict[tuple[str, ...], dict[str, Any]] = {}
     for row in rows_of(RESULTS / "zoo.jsonl"):
         if row.get("ratio"):
-            key = (row["device"], row["family"], row["model"], row["dtype"], "training" if row["training"] else "inference", "dynamic" if row["dynamic"] else "static")
+            key = (
+                row["device"],
+                row["family"],
+                row["model"],
+                row["dtype"],
+                "training" if row["training"] else "inference",
+                "dynamic" if row["dynamic"] else "static",
+            )
             last[key] = row
-    parts = ["# Small whole models", NOTE.format(file="zoo.jsonl"), "Milliseconds of a call; the ratio is Inductor's time over ours. Every case was compared with eager first."]
+    parts = [
+        "# Small whole models",
+        NOTE.format(file="zoo.jsonl"),
+        "Milliseconds of a call; the ratio is Inductor's time over ours. Every case was compared with eager first.",
+    ]
     for device in sorted({key[0] for key in last}):
         mine = {key: row for key, row in last.items() if key[0] == device}
         body = [
-            (*key[1:], f"{row['inductor, ms']:.3g}", f"{row['ipex, ms']:.3g}", f"{row['ratio']:.2f}", row["date"], row["torch"])
+            (
+                *key[1:],
+                f"{row['inductor, ms']:.3g}",
+                f"{row['ipex, ms']:.3g}",
+                f"{row['ratio']:.2f}",
+                row["date"],
+                row["torch"],
+            )
             for key, row in sorted(mine.items())
         ]
         mean = statistics.geometric_mean(row["ratio"] for row in mine.values())
@@ -237,7 +343,21 @@ def zoo() -> str:
         parts += [
             f"## {device}",
             f"{len(mine)} cases; geometric mean of the ratio: {mean:.2f}.",
-            table(("family", "model", "dtype", "graph", "sizes", "Inductor, ms", "ipex, ms", "ratio", "date", "torch"), body),
+            table(
+                (
+                    "family",
+                    "model",
+                    "dtype",
+                    "graph",
+                    "sizes",
+                    "Inductor, ms",
+                    "ipex, ms",
+                    "ratio",
+                    "date",
+                    "torch",
+                ),
+                body,
+            ),
             f"Commands:\n\n{commands}",
         ]
     return "\n\n".join(parts) + "\n"
@@ -259,10 +379,14 @@ def file_page(path: Path) -> str:
         parts.append(f"The latest {len(shown)} of {len(runs)} runs:")
     for facts, rows in reversed(shown):
         known = dict(facts)
-        parts.append(f"## {known.get('date', 'undated')}, {known.get('device') or known.get('arch') or known.get('gpu') or known.get('cpu') or known.get('compiler') or 'device unnamed'}")
+        parts.append(
+            f"## {known.get('date', 'undated')}, {known.get('device') or known.get('arch') or known.get('gpu') or known.get('cpu') or known.get('compiler') or 'device unnamed'}"
+        )
         parts.append("\n".join(f"- {k}: `{v}`" for k, v in facts if k != "date"))
         columns = list(dict.fromkeys(k for row in rows for k in row))[:16]
-        parts.append(table(columns, ([_short(row.get(c, "")) for c in columns] for row in rows[:ROWS_SHOWN])))
+        parts.append(
+            table(columns, ([_short(row.get(c, "")) for c in columns] for row in rows[:ROWS_SHOWN]))
+        )
         if len(rows) > ROWS_SHOWN:
             parts.append(f"{len(rows) - ROWS_SHOWN} more rows of this run are in the file.")
     return "\n\n".join(parts) + "\n"
