@@ -11,7 +11,6 @@ from typing import Any
 
 from ipex_inductor import errors
 from ipex_inductor.cli import VERBS
-from ipex_inductor.cli.verbs import find_verb
 from ipex_inductor.config import own_options
 
 ROOT = Path(__file__).parents[2]

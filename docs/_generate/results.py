@@ -222,7 +222,7 @@ def _whole(
         body = [
             (
                 *what[1:],
-                *(f"{times[p]:.3g}" if p in times else "" for p in used),
+                *(_number(times[p]) if p in times else "" for p in used),
                 f"{ratio:.2f}",
                 f"[{commands.index(_run(rows, ours)) + 1}](#runs-{_slug(device)})",
             )
@@ -243,9 +243,8 @@ def _whole(
 
 
 def _ours(peer: str, ours: str) -> bool:
-    return (
-        peer == ours
-        or peer.startswith(
+    return peer == ours or (
+        peer.startswith(
             (f"{ours},", f"{ours} ", "tuned", "templates", "launched", "ipex-", "ipex,")
         )
         and "ipex28" not in peer
@@ -255,6 +254,11 @@ def _ours(peer: str, ours: str) -> bool:
 def _run(rows: list[dict[str, Any]], ours: str) -> tuple[str, str, str]:
     row = next(row for row in rows if _ours(row["peer"], ours))
     return row["date"], _versions(row), row["command"]
+
+
+def _number(value: float) -> str:
+    """Return three digits of a figure, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _slug(text: str) -> str:
@@ -289,7 +293,7 @@ def optimizers() -> str:
         body = [
             (
                 *what,
-                *(f"{row[field][p][0]:.3g}" if row[field].get(p) else "" for p in peers),
+                *(_number(row[field][p][0]) if row[field].get(p) else "" for p in peers),
                 row["date"],
                 row["torch"],
                 f"`{row['command']}`",
@@ -330,8 +334,8 @@ def zoo() -> str:
         body = [
             (
                 *key[1:],
-                f"{row['inductor, ms']:.3g}",
-                f"{row['ipex, ms']:.3g}",
+                _number(row["inductor, ms"]),
+                _number(row["ipex, ms"]),
                 f"{row['ratio']:.2f}",
                 row["date"],
                 row["torch"],
