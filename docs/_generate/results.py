@@ -194,6 +194,7 @@ def _whole(
     for what, runs in groups.items():
         for run, rows in reversed(runs.items()):
             times = {row["peer"]: t for row in rows if (t := time(row))}
+            times = {p: t for p, t in times.items() if p in (*BASE, "ipex28-trace", ours, "tuned")}
             others = {p: t for p, t in times.items() if not _ours(p, ours)}
             mine = {p: t for p, t in times.items() if _ours(p, ours)}
             if mine and others.keys() - {"eager"}:
@@ -208,7 +209,7 @@ def _whole(
                 )
                 peers |= times.keys()
                 break
-    order = sorted(peers, key=lambda p: (p not in BASE, _ours(p, ours), p))
+    order = [p for p in (*BASE, "ipex28-trace", ours, "tuned") if p in peers]
     parts = [
         f"# {heading}",
         NOTE.format(file=file),
@@ -243,12 +244,7 @@ def _whole(
 
 
 def _ours(peer: str, ours: str) -> bool:
-    return peer == ours or (
-        peer.startswith(
-            (f"{ours},", f"{ours} ", "tuned", "templates", "launched", "ipex-", "ipex,")
-        )
-        and "ipex28" not in peer
-    )
+    return peer in (ours, "tuned")
 
 
 def _run(rows: list[dict[str, Any]], ours: str) -> tuple[str, str, str]:
