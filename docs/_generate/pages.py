@@ -73,6 +73,15 @@ ipex-inductor config --json
 ```
 
 Names of rules for the option `rules` are on the page [Rules](rules.md).
+
+## Modes
+
+| `mode` | kernels | CUDA graphs on NVIDIA GPUs |
+|---|---|---|
+| `default` | by [records](../guides/autotune.md), nothing is timed | where that is faster; results stay yours |
+| `reduce-overhead` | by records | Inductor's; the next call overwrites results |
+| `max-autotune` | measured in the first call, then by records | Inductor's; the next call overwrites results |
+| `max-autotune-no-cudagraphs` | measured in the first call, then by records | none of Inductor's |
 """
 
 

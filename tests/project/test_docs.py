@@ -6,20 +6,31 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from support import browser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 OUTSIDE = ("_generate", "notes")  # folders that are no part of the site
+SEARCH = """(() => {
+  const toggle = document.querySelector("#__search")
+  toggle.checked = true
+  toggle.dispatchEvent(new Event("change"))
+  const input = document.querySelector(".md-search__input")
+  input.focus()
+  input.value = "drop_plain_weights"
+  input.dispatchEvent(new Event("keyup", {bubbles: true}))
+})()"""
+LINKS = "[...document.querySelectorAll('.md-search-result__link')].map(a => a.href)"
 JOURNAL = "journal"  # kept as it was written: not run
 BLOCK = re.compile(
     r"^(<!-- not run: (?P<why>[^>]+) -->\n)?```(?P<kind>\w+)\n(?P<text>.*?)^```", re.M | re.S
 )
-COMMAND = re.compile(r"ipex-inductor((?: +[a-z][a-z-]*)+)")
 
 
 def written() -> list[Path]:
@@ -229,20 +240,14 @@ def test_public_names_are_in_the_reference():
         assert re.search(rf"\b{name}\b", text), name
 
 
-def test_strict_build(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site."""
     if importlib.util.find_spec("mkdocs") is None:
         pytest.skip("mkdocs is not installed: pip install 'ipex-inductor[docs]'")
+    folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--quiet",
-            "--site-dir",
-            str(tmp_path / "site"),
-        ],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -250,13 +255,24 @@ def test_strict_build(tmp_path):
         timeout=500,
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    site = tmp_path / "site"
-    assert (site / "search" / "search_index.js").exists()  # for searching without a server
-    outside = [
-        str(page)
-        for page in site.rglob("*.html")
-        if re.search(
-            r"<(?:script|link|img)[^>]+(?:src|href)=\"https?://(?!localhost)", page.read_text()
-        )
-    ]
+    return folder
+
+
+def test_the_strict_build_names_no_other_host(site):
+    elsewhere = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://")
+    outside = [str(page) for page in site.rglob("*.html") if elsewhere.search(page.read_text())]
     assert not outside, outside[:5]
+
+
+def test_search_works_from_disk(site, tmp_path):
+    """Typed into a page that was opened without a server, and nothing is asked of other hosts."""
+    if browser.found() is None:
+        pytest.skip("no Chromium here")
+    with browser.opened(site / "guides" / "cpu.html", tmp_path / "profile") as page:
+        page.run(SEARCH)
+        deadline = time.monotonic() + 60
+        while not (links := page.run(LINKS)) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert any("reference/options.html" in link for link in links)
+        assert not [r for r in page.requests if not r.startswith(("file:", "data:"))]
+        assert not page.logged
