@@ -92,14 +92,10 @@ def anchors(text: str) -> set[str]:
 @pytest.mark.parametrize("page", python_pages())
 def test_python_blocks_compile(page):
     for text, _ in blocks((DOCS / page).read_text(), "python"):
-        if page != "guides/migrating.md":  # its blocks are parts of programs of IPEX
-            compile(text, page, "exec")
+        compile(text, page, "exec")
 
 
-RUN = [p for p in python_pages() if p != "guides/migrating.md"]
-
-
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", python_pages())
 def test_python_blocks_run(page, tmp_path):
     """The blocks of a page, one after the other in one program, but for those that say why not."""
     runs = [text for text, why in blocks((DOCS / page).read_text(), "python") if not why]
