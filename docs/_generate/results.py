@@ -33,6 +33,7 @@ RUN += (
     "command",
 )
 BASE = ("eager", "inductor", "max-autotune")
+SHOWN = {"inductor": "Inductor", "ours": "ipex", "tuned": "ipex, tuned", "ipex28-trace": "IPEX 2.8"}
 NOTE = """Generated from `benchmarks/results/{file}` in the repository, which has every row.
 Older rows may name a benchmark by its former path; `python -m benchmarks` lists today's names.
 Figures hold for the device, versions and date beside them, and for no other."""
@@ -142,7 +143,7 @@ def inference_gpu() -> str:
     return _whole(
         "Inference on NVIDIA GPUs",
         "vision.jsonl` and `nlp.jsonl",
-        "Median milliseconds of a call. `tuned` is ipex after timing kernels for that model; `ours` uses the records that it has.",
+        "Median milliseconds of a call. `ipex, tuned` is measured after timing kernels for that model; `ipex` uses the records that it has.",
         groups,
         ("device", "model", "batch"),
         lambda row: row.get("median, ms"),
@@ -214,7 +215,7 @@ def _whole(
         f"# {heading}",
         NOTE.format(file=file),
         unit
-        + " The last column is the best other backend's time over ours: above 1, ours is faster.",
+        + " The ratio is the time of the best other compiler over that of ipex: above 1, ipex is faster.",
     ]
     for device in sorted({what[0] for what, *_ in shown}):
         mine = [row for row in shown if row[0][0] == device]
@@ -232,8 +233,12 @@ def _whole(
         mean = statistics.geometric_mean(ratio for _, _, _, ratio, _ in mine)
         parts += [
             f"## {device}",
-            f"{len(mine)} models and batches; geometric mean of the last column: {mean:.2f}.",
-            table((*names[1:], *used, "best other / ours", "run"), body, right=len(names) - 1),
+            f"{len(mine)} models and batches; geometric mean of the ratio: {mean:.2f}.",
+            table(
+                (*names[1:], *(SHOWN.get(p, p) for p in used), "ratio", "run"),
+                body,
+                right=len(names) - 1,
+            ),
             f"### Runs {{#runs-{_slug(device)}}}",
             table(
                 ("run", "date", "versions", "command"),
@@ -323,7 +328,7 @@ def zoo() -> str:
     parts = [
         "# Small whole models",
         NOTE.format(file="zoo.jsonl"),
-        "Milliseconds of a call; the ratio is Inductor's time over ours. Every case was compared with eager first.",
+        "Milliseconds of a call; the ratio is Inductor's time over that of ipex. Every case was compared with eager first.",
     ]
     for device in sorted({key[0] for key in last}):
         mine = {key: row for key, row in last.items() if key[0] == device}
