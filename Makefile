@@ -1,4 +1,4 @@
-# make demo | test | check | reliability | fuzz | prebuild | compat: each installs what it needs into .venv first.
+# make demo | test | check | docs | reliability | fuzz | prebuild | compat: each installs what it needs into .venv first.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ SPREAD := -n $(WORKERS) --dist worksteal
 # Bytecode is kept, whatever the shell says: else each process that tests start takes 2.5 seconds more.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe tritons fuzz opinfo prebuild lint check compat clean
+.PHONY: demo quick test slow reliability sycl ocloc sycl-aot triton-xe tritons fuzz opinfo prebuild docs lint check compat clean
 .DEFAULT_GOAL := test
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -93,13 +93,17 @@ opinfo: $(VENV)/installed
 prebuild: $(VENV)/installed
 	$(BIN)/python -m benchmarks prebuild_ci
 
+# The documentation site, into build/site; a broken link or anchor is an error. It opens from disk.
+docs: $(VENV)/installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	! git grep -nE '^(<{7}|>{7}) '
 
-check: lint
+check: lint docs
 	$(BIN)/python -m pytest $$(grep -rl --include='test_*.py' pytest.mark.unit tests) \
 	  $(SPREAD) -q -m "unit and not slow"
 

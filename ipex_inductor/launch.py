@@ -1,4 +1,4 @@
-"""`python -m ipex_inductor.launch [options] script.py [arguments]`; see docs/cpu.md."""
+"""`python -m ipex_inductor.launch [options] script.py [arguments]`; see docs/guides/cpu.md."""
 
 from ipex_inductor.cpu.launch import main
 

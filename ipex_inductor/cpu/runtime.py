@@ -1,4 +1,4 @@
-"""Pinned threads: the names that users of IPEX know under `ipex.cpu.runtime`. See docs/cpu.md."""
+"""Pinned threads, by IPEX's names of `ipex.cpu.runtime`; see docs/guides/cpu.md."""
 
 from ipex_inductor.cpu.cores import get_core_list_of_node_id
 from ipex_inductor.cpu.pool import CPUPool, Task, TaskFuture, is_runtime_ext_enabled, pin

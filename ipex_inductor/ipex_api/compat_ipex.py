@@ -26,10 +26,10 @@ XPU_NAMES = (
 def install() -> tuple[str, ...]:
     """Resolve imports of `intel_extension_for_pytorch` (or its older name) to this package.
 
-    Every module and name of IPEX that docs/migrating.md calls working resolves; all others raise
-    with the reason. Names of `XPU_NAMES` that torch lacks are attached to `torch.xpu` and logged;
-    other names that only IPEX had there are answered as in IPEX's modules. A second call does
-    nothing.
+    Every module and name of IPEX that docs/guides/migrating.md calls working resolves; all others
+    raise with the reason. Names of `XPU_NAMES` that torch lacks are attached to `torch.xpu` and
+    logged; other names that only IPEX had there are answered as in IPEX's modules. A second call
+    does nothing.
 
     Returns:
         The names attached to `torch.xpu`.

@@ -16,7 +16,7 @@ from ipex_inductor import __version__, compat
 VERSION = f"{compat.VERSION.partition('+')[0]}+ipex.inductor.{__version__}"
 """Version that programs compare with torch's, as the versions of IPEX and torch had to agree."""
 
-PAGE = "docs/migrating.md"
+PAGE = "docs/guides/migrating.md"
 REST = ".*"  # suffix of a name: everything below it that is not listed
 
 
@@ -113,7 +113,7 @@ def locate(path: str) -> Any:
 
 
 def tables() -> dict[str, str]:
-    """Return the tables of docs/migrating.md by kind, one row for names that share an answer."""
+    """Return the tables of docs/guides/migrating.md by kind, one row for names with one answer."""
     rows: dict[str, dict[tuple[str, str], list[str]]] = {}
     for entry in names().values():
         rows.setdefault(entry.kind, {}).setdefault((entry.home, entry.note), []).append(entry.name)

@@ -378,7 +378,7 @@ def test_a_sample_input_is_for_inference(caplog):
 
 
 def test_fully_sharded_blocks_train(alone):
-    """As docs/migrating.md has it: FSDP shards parameters of one dtype together."""
+    """As docs/guides/migrating.md has it: FSDP shards parameters of one dtype together."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 

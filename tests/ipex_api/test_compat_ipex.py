@@ -83,7 +83,7 @@ def test_it_says_what_to_do_where_it_does_not_resolve(ipex, listed):
         reached(ipex, name)
     assert isinstance(caught.value, NotCarriedError)
     assert NAMES[listed].note.rstrip(".") in caught.value.todo
-    assert "docs/migrating.md" in caught.value.todo
+    assert "docs/guides/migrating.md" in caught.value.todo
     parent, _, last = f"intel_extension_for_pytorch.{name}".rpartition(".")
     with pytest.raises(ImportError) as caught:
         exec(f"from {parent} import {last}")

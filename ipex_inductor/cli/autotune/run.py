@@ -35,7 +35,7 @@ def autotune_run(
         typer.Argument(metavar="[MODEL]", help=f"{', '.join(MODELS)} or MODULE:FUNCTION."),
     ] = None,
     shapes: Annotated[
-        Path | None, typer.Option(help="A file of problems, a line each (docs/autotune.md).")
+        Path | None, typer.Option(help="A file of problems, a line each (docs/guides/autotune.md).")
     ] = None,
     into: Annotated[
         Path | None, typer.Option(help="The database, a folder. Default: our own.")
