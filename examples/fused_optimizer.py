@@ -21,7 +21,9 @@ def train(model: nn.Module, fused: bool, x: Tensor, y: Tensor, steps: int) -> tu
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scaler: torch.amp.GradScaler
     if fused:
-        step = FusedStep(optimizer, clip_norm=1.0)  # optimizer.step() clips and is fused from now on
+        step = FusedStep(
+            optimizer, clip_norm=1.0
+        )  # optimizer.step() clips and is fused from now on
         scaler = GradScaler("cpu", init_scale=1024.0)
     else:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)

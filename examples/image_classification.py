@@ -29,9 +29,7 @@ def make_model(quick: bool) -> Callable[[Tensor], Tensor]:
 
         depths = [1, 1, 1, 1] if quick else [3, 4, 6, 3]
         sizes = [32, 64, 128, 256] if quick else [256, 512, 1024, 2048]
-        config = ResNetConfig(
-            depths=depths, hidden_sizes=sizes, num_labels=1000, return_dict=False
-        )
+        config = ResNetConfig(depths=depths, hidden_sizes=sizes, num_labels=1000, return_dict=False)
         model = nn.Sequential(ResNetForImageClassification(config), TakeFirst())
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):

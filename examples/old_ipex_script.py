@@ -17,7 +17,6 @@ class Net(nn.Module):
     """A small image classifier."""
 
     def __init__(self, width: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.conv = nn.Conv2d(3, width, kernel_size=3, padding=1)
         self.bn = nn.BatchNorm2d(width)

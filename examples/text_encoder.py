@@ -23,7 +23,6 @@ class Encoder(nn.Module):
     """BERT and a mean over the tokens: one vector a text."""
 
     def __init__(self, config: BertConfig) -> None:
-        """Make the encoder with random weights."""
         super().__init__()
         self.bert = BertModel(config, add_pooling_layer=False)
 
