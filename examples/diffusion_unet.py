@@ -8,7 +8,6 @@ and compiled mode after a few denoising steps, the rules that were applied, and 
 
 import argparse
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """One level down, a middle, and one level up with a skip connection."""
+    """A level down, a middle, and a level up with a skip connection."""
 
     def __init__(self, width: int, text: int) -> None:
         super().__init__()
@@ -60,10 +59,10 @@ class UNet(nn.Module):
         return self.leave(self.up(h, time, text))
 
 
-def denoise(unet: Callable[..., Tensor], x: Tensor, text: Tensor, steps: int) -> Tensor:
+def denoise(unet: nn.Module, x: Tensor, text: Tensor, steps: int) -> Tensor:
     """Take a part of the predicted noise away in each step."""
     for step in range(steps):
-        x = x - unet(x, torch.full((len(x), 1), 1 - step / steps), text) / steps
+        x = x - unet(x, torch.tensor([[1 - step / steps]]), text) / steps
     return x
 
 
@@ -74,8 +73,8 @@ def main() -> None:
     width, size, steps = (16, 8, 2) if parser.parse_args().quick else (128, 32, 10)
     torch.manual_seed(0)
     unet, x, text = UNet(width, 64).eval(), torch.randn(1, 4, size, size), torch.randn(1, 12, 64)
+    compiled = torch.compile(unet, backend="ipex")
     with torch.no_grad():
-        compiled = torch.compile(unet, backend="ipex")
         compiled(x, torch.ones(1, 1), text)
         results, clock = [], [time.perf_counter()]
         for model in (unet, compiled):

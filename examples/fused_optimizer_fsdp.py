@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 examples/fused_optimizer_fsdp.py [--quick]
 
-`attach_master_weights` keeps the bits that bfloat16 cannot hold, `fully_shard` then shards both, and
-`FusedStep` clips by the norm over all shards. The backend of the process group is gloo, so CPUs do.
+`ipex.optimize` keeps the bits that bfloat16 cannot hold, `fully_shard` shards them with the weights,
+and `FusedStep` clips by the norm over all shards. The process group is of backend gloo, for CPUs.
 Prints the loss, which falls, and what each process holds.
 """
 
