@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/fused_optimizer_fsdp.py [--quick]
 
-`ipex.optimize` keeps the bits that bfloat16 cannot hold, `fully_shard` shards them with the weights,
+`ipex.optimize` keeps the bits that bfloat16 cannot hold, `fully_shard` shards them with weights,
 and `FusedStep` clips by the norm over all shards. The process group is of backend gloo, for CPUs.
 Prints the loss, which falls, and what each process holds.
 """
