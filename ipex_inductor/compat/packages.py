@@ -2,6 +2,7 @@
 
 import ctypes
 import inspect
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ def compile_ahead(
     inductor: Any = config
     patches: dict[str, Any] = {"cpp_wrapper": True, "cpp.dynamic_threads": True}
     patches |= {"cpp_cache_precompile_headers": False}
+    if shutil.which("openssl") is None:  # torch runs it to hash a precompiled header
+        patches |= {"aot_inductor.precompile_headers": False}
     patches |= {"aot_inductor.metadata": {}}  # torch writes to it, for good
     able = {name for name, value in torch.cpu.get_capabilities().items() if value is True}
     if on_gpu:

@@ -152,9 +152,12 @@ class _Watch:
                 _write(line())
 
     def _graph_line(self) -> str:
+        line = f"compiling {name_of(*self._about)} takes longer than {FIRST:.0f} s"
+        if compat.graph_caches_are_off():  # by our own tools: the user set nothing
+            return line
         why = graph_cache.why_not_kept()
         again = f"will compile it again, as {why}" if why else "will find it in the kernel cache"
-        return f"compiling {name_of(*self._about)} takes longer than {FIRST:.0f} s; {NEXT} {again}"
+        return f"{line}; {NEXT} {again}"
 
     def _phase_line(self) -> str:
         seconds = time.monotonic() - self._since

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ipex_inductor import compat
 from ipex_inductor.compiler import graph_cache, progress
 from ipex_inductor.config import CompileConfig
 from ipex_inductor.reporting import decisions
@@ -70,6 +71,15 @@ def test_a_line_says_what_is_compiled_and_that_it_is_kept(graph, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"ipex: compiling {NAME} (cpu) takes longer than")
     assert line.endswith("; the next process will find it in the kernel cache")
+
+
+def test_what_explain_compiles_is_announced_without_a_word_of_caches(graph, capsys, monkeypatch):
+    """`explain` switches them off by itself; the user has no setting to change."""
+    monkeypatch.setattr(graph_cache, "why_not_kept", lambda: "Inductor's fx_graph_cache is off")
+    with compat.graph_caches_off():
+        compile_for(0.2, graph)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("takes longer than 0 s")
 
 
 def test_it_says_why_nothing_is_kept(graph, capsys, monkeypatch):
