@@ -3,7 +3,7 @@
     python -m ipex_inductor.as_ipex examples/old_ipex_script.py [--quick]
 
 Nothing below this text uses a name of `ipex_inductor`. The names that IPEX had, and where each of
-them went, are in docs/migrating.md.
+them went, are in docs/guides/migrating.md.
 """
 
 import argparse
