@@ -183,7 +183,7 @@ def test_links_and_anchors_resolve():
 def in_nav() -> set[str]:
     """Paths in the navigation of mkdocs.yml."""
     text = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    return set(re.findall(r"([\w/-]+\.md)$", text, re.M))
+    return set(re.findall(r"([\w./-]+\.md)$", text, re.M))
 
 
 @pytest.mark.unit
