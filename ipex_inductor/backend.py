@@ -272,7 +272,7 @@ class Ahead:
 
         Args:
             compile_inner: replaces Inductor's inner compiler.
-            join: receives the programs of the weight prologue.
+            join: receives the programs of the weight preprocessing.
         """
         off = compat.graph_caches_off()
         with decisions.about(self.report), off, graph_cache.spare():

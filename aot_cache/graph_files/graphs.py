@@ -26,7 +26,7 @@ log = logging.getLogger("ipex_inductor")
 
 KIND, CHECKS = "graph", "vector checks"
 NOTHING = "nothing to compare"
-IN_NONE, MOST_ALIKE = "it is in no entry", "; the graph most like it differs first in: "
+IN_NONE, MOST_ALIKE = "no entry has this graph", "; the most similar one differs first in: "
 COMPARED = 30  # entries whose text is read for a graph without an entry
 
 compared: list[Compared] = []  # by this process, under `IPEX_AOT_VERIFY`

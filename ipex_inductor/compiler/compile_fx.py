@@ -62,7 +62,7 @@ def compile_request(
         graph_report: receives the decisions of this compilation.
         folder: folder of Inductor's files of this graph; None: Inductor's own folder.
         compile_inner: replaces Inductor's inner compiler.
-        join: only when packaging: joins Inductor's code with the programs of the weight prologue.
+        join: only when packaging: joins Inductor's code with the programs of the weight preprocessing.
     """
     from torch._functorch import config as functorch_config
 
@@ -169,7 +169,7 @@ def _setting(patches: Mapping[str, Any], name: str) -> Any:
 def _has_prologue(request: Request, graph_report: decisions.GraphReport) -> bool:
     """Return True if weight preprocessing is split off; report it if FSDP rules it out."""
     if request.is_sharded:
-        graph_report.add("missed", "weight prologue", "FSDP gathers the weights for each call")
+        graph_report.add("missed", "weight preprocessing", "FSDP gathers the weights for each call")
     return request.config.weight_prologue and not (request.training or request.is_sharded)
 
 

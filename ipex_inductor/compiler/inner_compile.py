@@ -55,7 +55,7 @@ def compile_graph(
         graph_report: receives the decisions of this compilation.
         folder: folder of Inductor's files of this graph; None: Inductor's own folder.
         compiler: Inductor's inner compiler, or its replacement.
-        join: joins Inductor's code with the programs of the weight prologue.
+        join: joins Inductor's code with the programs of the weight preprocessing.
         gm: the forward or backward graph.
         example_inputs: its inputs.
         kwargs: further arguments of the inner compiler, e.g. `is_inference` and
@@ -170,7 +170,7 @@ def _split(
         return parts.without_unread() if parts and not _is_packaged(compiler) else parts
     except Exception as error:
         raise PassError(
-            "the weight prologue to be split off",
+            "the weight preprocessing to be split off",
             f"{type(error).__name__}: {error}",
             'Please report it; options={"weight_prologue": False} avoids it.',
         ) from error

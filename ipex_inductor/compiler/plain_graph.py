@@ -147,7 +147,7 @@ class _TwoForms:
         """Compile the plain form; return None, with a reported reason, if that fails."""
         message = f"{request}: the graph that reads plain weights runs"
         decisions.log.info("weights: %s", message)
-        self._report.add("missed", "weight prologue", message)
+        self._report.add("missed", "weight preprocessing", message)
         try:
             plain = self._compile_plain()
         except Exception as error:
@@ -164,7 +164,7 @@ class _TwoForms:
             f"no graph that reads plain weights ({reason}): results are computed at each change"
         )
         decisions.warn_once(message)
-        self._report.add("missed", "weight prologue", message)
+        self._report.add("missed", "weight preprocessing", message)
         self._derived.has_plain_graph = False
         return self._compiled
 

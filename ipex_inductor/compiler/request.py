@@ -93,7 +93,7 @@ class Request:
         if options.pop("freezing", False):
             warn_once(
                 "option 'freezing' has no effect per call (Dynamo reads it globally before calling "
-                "a backend); the weight prologue replaces it and keeps the caches"
+                "a backend); the weight preprocessing replaces it and keeps the caches"
             )
         if self.config.autotune == "never":
             options["deterministic"] = True  # or padding and reductions are timed

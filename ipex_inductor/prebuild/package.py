@@ -140,7 +140,7 @@ def encode(value: Any) -> Any:
             return {name: short_name(value)}
     actual = f"a {type(value).__name__}"
     raise ArgumentError(
-        "a weight prologue of plain values", actual, "Compile it without packaging."
+        "a weight preprocessing of plain values", actual, "Compile it without packaging."
     )
 
 

@@ -51,7 +51,9 @@ def test_rules_hoisted_work_kernels_and_the_users_line():
     (line,) = fired["linear+gelu"].where
     assert "helpers.py" in line
     assert line.endswith("in forward")
-    assert rows(graph, "hoisted")["weight prologue"].reason == "2 tensors, 0.0 MiB, of 2 weights"
+    assert (
+        rows(graph, "hoisted")["weight preprocessing"].reason == "2 tensors, 0.0 MiB, of 2 weights"
+    )
     assert graph.kernels == {"_linear_pointwise": 2}
 
 

@@ -58,7 +58,7 @@ def no_reports():
 
 def graph_report():
     found = GraphReport(source="passes", stages={})
-    found.add("hoisted", "weight prologue", "2 tensors of 2 weights")
+    found.add("hoisted", "weight preprocessing", "2 tensors of 2 weights")
     for line in (3, 3, 5, 6, 7, 8):
         found.add("fired", "linear+gelu", where=FRAME.format(line))
     found.add("left", "softmax", "measured no gain")
@@ -94,7 +94,7 @@ fired    linear+gelu      6                          nets/model.py:3 in forward
                                                      nets/model.py:5 in forward
                                                      nets/model.py:6 in forward
                                                      and 2 more lines
-hoisted  weight prologue  1  2 tensors of 2 weights
+hoisted  weight preprocessing  1  2 tensors of 2 weights
 left     softmax          1  measured no gain
 missed   linear+gelu      1  a size is zero          nets/model.py:9 in forward
 missed   linear+relu      1  a size is zero
@@ -297,8 +297,8 @@ def test_places_are_relative_to_the_current_directory(tmp_path, monkeypatch):
 
 
 SUMMARIES = {
-    "passes": "fired linear+gelu x2; hoisted weight prologue",
-    "cache": "fired linear+gelu x2; hoisted weight prologue (out of a graph cache)",
+    "passes": "fired linear+gelu x2; hoisted weight preprocessing",
+    "cache": "fired linear+gelu x2; hoisted weight preprocessing (out of a graph cache)",
     "": "nothing is known: it came out of a graph cache, or joint graph passes are off",
 }
 
@@ -306,7 +306,7 @@ SUMMARIES = {
 @pytest.mark.parametrize("source", SUMMARIES)
 def test_summary_says_where_it_comes_from(source):
     found = GraphReport(source=source)
-    found.add("hoisted", "weight prologue")
+    found.add("hoisted", "weight preprocessing")
     found.add("fired", "linear+gelu")
     found.add("fired", "linear+gelu")
     assert found.summary() == SUMMARIES[source]

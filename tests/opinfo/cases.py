@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 SAMPLES = 3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 # inference: every tensor is an input; weights: all but the first are buffers of a module, which is
-# what our rules and the weight prologue look for; in place: the operator's in-place form;
+# what our rules and the weight preprocessing look for; in place: the operator's in-place form;
 # training: forward and backward, with parameters where `weights` has buffers.
 WAYS = ("inference", "weights", "in place", "training")
 HERE = Path(__file__).parent

@@ -102,7 +102,7 @@ def unloaded(monkeypatch):
 def test_our_rules_and_the_prologue_took_part(made):
     fired = made.done.report.count("fired")
     assert fired["conv2d+batch_norm"] == fired["conv+relu"] == 1
-    assert made.done.report.count("hoisted") == {"weight prologue": 1}
+    assert made.done.report.count("hoisted") == {"weight preprocessing": 1}
     assert made.done.compiled
     (item,) = made.done.manifest.entries
     assert item.kind == "package"

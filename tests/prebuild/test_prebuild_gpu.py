@@ -577,7 +577,7 @@ def test_what_does_not_fit_is_compiled_and_named(whole, bundle, tmp_path):
         assert each["compiled"] - each["kernels"] in (0, 2), each
     for each in found[: len(first)]:
         assert "expected a whole bundle" in each["refused"]
-        assert each["why"] == "it is in no entry"
+        assert each["why"] == "no entry has this graph"
     for each, (change, words) in zip(found[len(first) :], others, strict=True):
         assert words in each["why"], change
 

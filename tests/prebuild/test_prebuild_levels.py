@@ -393,7 +393,7 @@ def test_it_computes_what_a_cold_compile_does(place, made):
 def test_our_products_are_in_the_bundle(place):
     (row,), code = place.build("made_for_levels:halves", "--arch", OWN, "-o", "halves")
     assert (code, row["own_kernels"]) == (0, 2)
-    assert any("by our kernel" in choice for choice in row["choices"])
+    assert any("by this package's GEMM kernel" in choice for choice in row["choices"])
     told, cold = place.use("halves", "halves"), place.use("", "halves")
     assert (told.launched, told.counts, told.cache[0]) == ([], FOUND, "hit")
     assert torch.equal(told.results[0], cold.results[0])

@@ -40,7 +40,7 @@ def run(*args, **env):
     return done.stderr
 
 
-SUMMARY = "[0/0] fired linear+gelu; hoisted weight prologue"
+SUMMARY = "[0/0] fired linear+gelu; hoisted weight preprocessing"
 DECISION = "[0/0] fired: linear+gelu"
 
 

@@ -35,7 +35,7 @@ def bisect(
     seconds: Annotated[float, typer.Option(min=0, help="With --slow: timing of each pair.")] = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Find the rule, the fold or the weight prologue behind a wrong or a slow result.
+    """Find the rule, the fold or the weight preprocessing behind a wrong or a slow result.
 
     In inference, against eager and a float64 run. FUNCTION returns (model, tuple of example
     inputs). Exit code 0: found, 1: nothing of ours is wrong, 2: it cannot be run.

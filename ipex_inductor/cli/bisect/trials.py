@@ -18,7 +18,7 @@ from ipex_inductor.passes.training import foreach, moments, pool
 from ipex_inductor.passes.weights import plain, upcast
 from ipex_inductor.reporting.decisions import GraphReport
 
-PROLOGUE = "weight prologue"
+PROLOGUE = "weight preprocessing"
 OTHERS = {m.NAME for m in (channels_last, foreach, moments, plain, pool, upcast)} | {PROLOGUE}
 PARTS = RULE_NAMES | masks.NAMES | OTHERS
 TOGETHER = "all of them together"
@@ -160,7 +160,7 @@ def difference(eager: Any, got: Any, truth: Any) -> str | None:
 
 
 def _find_applied_parts(reports: list[GraphReport]) -> Parts:
-    """Return the applied rules, with the weight prologue if it was applied."""
+    """Return the applied rules, with the weight preprocessing if it was applied."""
     events = (e for graph in reports for e in graph.events if e.kind in ("fired", "hoisted"))
     return Parts(e.subject for e in events) & PARTS
 
@@ -171,7 +171,7 @@ def _without(off: Parts | None) -> str:
         return "plain Inductor"
     on = PARTS - off
     if not on:
-        return "without any rule or the weight prologue"
+        return "without any rule or the weight preprocessing"
     if len(on) < len(off):
         return f"with {', '.join(sorted(on))} only"
     return f"without {', '.join(sorted(off))}" if off else "with everything on"

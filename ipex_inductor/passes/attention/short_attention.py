@@ -54,7 +54,7 @@ def shorten(graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], st
         result.replace_all_uses_with(call)
         graph.erase_node(result)
         graph.erase_node(node)
-    report.add("choice", "attention over few keys", f"{len(attentions)} by our kernel")
+    report.add("choice", "attention over few keys", f"{len(attentions)} by this package's kernel")
 
 
 def _is_faster(node: Node) -> bool:

@@ -40,9 +40,9 @@ WhyPlain = Callable[[Product], str | None]
 aten, ipex = torch.ops.aten, torch.ops.ipex
 
 ARRANGED = {
-    ipex.blocked.default: "by our kernel, in blocks",
-    ipex.winograd.default: "by our kernel, Winograd's way",
-    kept.KEPT_CONV: "by oneDNN's primitives, kept",
+    ipex.blocked.default: "by this package's GEMM kernel",
+    ipex.winograd.default: "by this package's Winograd kernel",
+    kept.KEPT_CONV: "by cached oneDNN primitives",
 }
 
 
@@ -141,7 +141,7 @@ def pack_weights(
         graph.erase_node(node)
         keep_strides(graph, call)
     for op, count in arranged.items():
-        report.add("choice", "products on packed weights", f"{count} {ARRANGED[op]}")
+        report.add("choice", "layers on packed weights", f"{count} {ARRANGED[op]}")
     for node in list(graph.nodes):
         if node.target in REFERENCES and not args_of(node).packed:
             if node not in left_plain:

@@ -1,4 +1,4 @@
-"""Straight-line programs over weights, as plain data, which the weight prologue runs."""
+"""Straight-line programs over weights, as plain data, which the weight preprocessing runs."""
 
 import contextlib
 import functools

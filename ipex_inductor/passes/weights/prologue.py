@@ -1,4 +1,4 @@
-"""Take work that depends on weights alone out of an inference graph: the weight prologue."""
+"""Take work that depends on weights alone out of an inference graph: the weight preprocessing."""
 
 import functools
 import math
@@ -150,7 +150,7 @@ def split(
     outputs = _read_by_the_rest(gm.graph, outputs)
     if budget.refused:
         reason = f"{budget.refused} tensors are beyond weight_prologue_bytes={limit}"
-        report.add("missed", "weight prologue", f"{reason}: left in the graph")
+        report.add("missed", "weight preprocessing", f"{reason}: left in the graph")
     if not outputs:
         gm.recompile()
         return None
@@ -158,7 +158,7 @@ def split(
     parts = _independent(n for n in derived if n in needed)
     outputs = [n for part in parts for n in part if n in outputs]
     programs = tuple(_program(part, outputs, weights) for part in parts)
-    report.add("hoisted", "weight prologue", _summary(outputs, programs))
+    report.add("hoisted", "weight preprocessing", _summary(outputs, programs))
     _replace_by_inputs(gm.graph, placeholders[-1], outputs)
     gm.recompile()
     if drops:
@@ -251,7 +251,9 @@ def _without_quantized(
         reason = (
             f"{grown / 2**20:.1f} MiB would be packed of quantized weights: they are read as they"
         )
-        report.add("missed", "weight prologue", f"{reason} are (weight_prologue_bytes allows it)")
+        report.add(
+            "missed", "weight preprocessing", f"{reason} are (weight_prologue_bytes allows it)"
+        )
     return remaining
 
 

@@ -89,7 +89,7 @@ def test_the_first_process_builds_and_leaves_one_entry(filled):
     assert done["built"]
     assert len(graphs(base)) == 1
     assert list((base / "home" / "torch").iterdir()) == []
-    assert ["INFO", "kernel cache: a graph is compiled: it is in no entry"] in done["said"]
+    assert ["INFO", "kernel cache: a graph is compiled: no entry has this graph"] in done["said"]
     assert traced(base / "trace") == ["ipex_cache_miss"]
 
 
@@ -319,7 +319,11 @@ def test_verify_recompile_says_what_comes_out_otherwise(tmp_path):
         return found
 
     first = verified()
-    assert (first["code"], first["compared"], first["missing"]) == (8, [], ["it is in no entry"])
+    assert (first["code"], first["compared"], first["missing"]) == (
+        8,
+        [],
+        ["no entry has this graph"],
+    )
     (path,) = graphs(tmp_path)
     again = verified()
     assert (again["code"], again["missing"]) == (0, [])
@@ -361,7 +365,7 @@ def test_explain_says_what_a_run_would_find_and_fills_nothing(tmp_path):
         assert [len(each) for each in found] == [1] * len(found)
         return [each[0] for each in found]
 
-    missed = ("miss", "it is in no entry")
+    missed = ("miss", "no entry has this graph")
     assert outcomes("cold") == [missed] * 3 + [("hit", "compiled before by this process")]
     told, ran = outcomes("warm")
     assert (told[0], told) == ("hit", ran)
@@ -468,7 +472,7 @@ def test_a_miss_names_what_differs(base):
     first, second, third = [text for _, text in done["said"] if "a graph is compiled" in text]
     assert "rules_off" in first
     assert "max_fusion_size=7 here, unset there" in second
-    _, differs = third.split("it is in no entry; the graph most like it differs first in: ")
+    _, differs = third.split("no entry has this graph; the most similar one differs first in: ")
     here, there = differs.removesuffix(" there").split(" here, ")
     assert ".t()" in here
     assert there.startswith("return")

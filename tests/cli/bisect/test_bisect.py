@@ -107,9 +107,9 @@ OPTIONS = {
     (): {},
     ("linear+gelu",): {"rules": "-linear+gelu"},
     ("linear+relu", "linear+gelu"): {"rules": "-linear+gelu,-linear+relu"},
-    ("weight prologue",): {"weight_prologue": False},
+    ("weight preprocessing",): {"weight_prologue": False},
     (REST,): {"rules": "-*", "weight_prologue": False},
-    ("weight prologue", "linear+gelu"): {"rules": "-linear+gelu", "weight_prologue": False},
+    ("weight preprocessing", "linear+gelu"): {"rules": "-linear+gelu", "weight_prologue": False},
 }
 
 
@@ -152,9 +152,9 @@ def test_found_is_exit_code_0_and_names_the_option(invoke):
 
 
 def test_parts_that_are_bad_together_are_named_together(invoke):
-    done = invoke("--json", outcome=together("linear+gelu", "weight prologue"))
+    done = invoke("--json", outcome=together("linear+gelu", "weight preprocessing"))
     told = json.loads(done.stdout)
-    assert told["culprits"] == [["linear+gelu", "weight prologue"]]
+    assert told["culprits"] == [["linear+gelu", "weight preprocessing"]]
     assert told["options"] == {"rules": "-linear+gelu"}
 
 

@@ -112,7 +112,7 @@ def test_one_call_is_left_and_the_graph_is_not(name, dynamic, op_by_op):
     report = decisions.reports()[-1]
     fired = report.count("fired")
     assert {"linear+relu", "conv+relu"} <= {*fired}, fired
-    assert "weight prologue" in report.count("hoisted")
+    assert "weight preprocessing" in report.count("hoisted")
     reasons = {event.reason for event in report.events if event.kind == "missed"}
     said = SAID.get(name)
     assert said is None or f"its {said} varies with sizes" in reasons, reasons
@@ -174,7 +174,7 @@ def test_a_failure_costs_one_product_and_is_said(fault, op_by_op, monkeypatch):
     torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-4)
     report = decisions.reports()[-1]
     assert not report.count("fallback")
-    assert "weight prologue" in report.count("hoisted")  # of the linear layer
+    assert "weight preprocessing" in report.count("hoisted")  # of the linear layer
     (reason,) = {e.reason for e in report.events if e.subject == "packed weights"}
     assert reason.startswith("it failed: TypeError: '>' not supported")
     torch.compiler.reset()

@@ -239,8 +239,8 @@ class Bottleneck(nn.Module):
 def chosen() -> int:
     """How many products of the last graph were given to our kernel."""
     events = decisions.reports()[-1].events
-    told = [e.reason for e in events if e.subject == "products on packed weights"]
-    told = [reason for reason in told if "in blocks" in reason]
+    told = [e.reason for e in events if e.subject == "layers on packed weights"]
+    told = [reason for reason in told if "GEMM kernel" in reason]
     return int(told[0].split()[0]) if told else 0
 
 
@@ -599,7 +599,7 @@ def test_a_package_has_them_in_its_code(
     )
     many = (HERE, dtype) in choice.FASTER and choice.FASTER[HERE, dtype][0].rows >= 64
     products = 5 if many else 2  # else those of few rows
-    assert told["products on packed weights"].startswith(f"{products} by our kernel")
+    assert told["layers on packed weights"].startswith(f"{products} by this package's GEMM kernel")
     bundle = open_bundle(path, True, True)
     (found,) = (bundle.load(item.key + SUFFIX) for item in bundle.manifest.entries)
     _, entry = unpack_any(found)

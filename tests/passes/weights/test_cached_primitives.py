@@ -62,7 +62,7 @@ def compiled(model, **options):
 
 def said():
     reasons = [e.reason for report in decisions.reports() for e in report.events]
-    return [reason for reason in reasons if "primitives, kept" in reason]
+    return [reason for reason in reasons if "cached oneDNN primitives" in reason]
 
 
 def check(model, *inputs, **options):
@@ -101,7 +101,7 @@ def test_values(name, add, dtype):
     if dtype not in onednn_dtypes():
         pytest.skip(f"this CPU's oneDNN has no {dtype}")
     check(model, x, *other)
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
 
 
 @torch.no_grad()
@@ -132,7 +132,7 @@ def test_batches_share_a_weight(monkeypatch):
     for batch in (1, 2):
         x = channels(batch, 16, 9, 9)
         torch.testing.assert_close(fn(x), model(x))
-    assert said() == ["1 by oneDNN's primitives, kept"] * 2
+    assert said() == ["1 by cached oneDNN primitives"] * 2
     assert len(arranged) == 1
 
 
@@ -216,7 +216,7 @@ def test_as_many_geometries_as_there_is_room_for(monkeypatch):
     for side in (37, 38):
         x = channels(1, 8, side, side)
         torch.testing.assert_close(fn(x), model(x))
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
     events = [e for report in decisions.reports() for e in report.events]
     missed = [e.reason for e in events if e.subject == "kept primitives"]
     assert missed == [f"there are {cached_primitives.ROOM} geometries in this process already"]
@@ -378,7 +378,7 @@ def test_activations_are_torchs(word, groups):
     x[2, 0, 4, 4], x[2, 0, 4, 7], x[2, 0, 7, 0] = torch.tensor([math.inf, -math.inf, math.nan])
     fn = compiled(model)
     (code,) = code_of(fn, x)
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
     assert f"'{word}'" in code
     found, wanted = fn(x), compiled(model, blocked_products=False)(x)
     # Both have the same kernels for it on AVX2; nobody compared those of other CPUs.
@@ -396,7 +396,7 @@ def test_each_number_of_an_activation_has_its_primitive(op_by_op):
     x, conv = channels(1, 8, 9, 9), nn.Conv2d(8, 8, 3).eval()
     for fn in (*slopes, *bounds):
         torch.testing.assert_close(compiled(Then(conv, fn))(x), fn(conv(x)))
-    assert said() == ["1 by oneDNN's primitives, kept"] * 5
+    assert said() == ["1 by cached oneDNN primitives"] * 5
 
 
 def test_the_numbers_of_activations_are_onednns():
@@ -458,7 +458,7 @@ def test_blocks_of_small_nets(name):
     model, x = make().eval().to(memory_format=LAST), channels(2, 16, 14, 14)
     fn = compiled(model)
     (code,) = code_of(fn, x)
-    assert said() == [f"{count} by oneDNN's primitives, kept"]
+    assert said() == [f"{count} by cached oneDNN primitives"]
     assert all(f"'{word}'" in code for word in words)
     assert "_convolution_pointwise" not in code
     torch.testing.assert_close(fn(x), model(x), rtol=1e-5, atol=1e-5)
@@ -470,7 +470,7 @@ def test_images_of_one_pixel_are_of_any_format():
     assert x.is_contiguous()
     for given in (x, x.to(memory_format=LAST), channels(2, 24, 2, 2)[:, :, :1, 1:]):
         torch.testing.assert_close(compiled(model)(given), model(given))
-    assert set(said()) == {"1 by oneDNN's primitives, kept"}
+    assert set(said()) == {"1 by cached oneDNN primitives"}
 
 
 @torch.no_grad()
@@ -482,7 +482,7 @@ def test_what_onednn_does_not_fuse_comes_behind(then):
     model, x = Then(nn.Conv2d(8, 8, 3).eval(), then), channels(1, 8, 9, 9)
     fn = compiled(model)
     (code,) = code_of(fn, x)
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
     assert "'none'" in code
     torch.testing.assert_close(fn(x), model(x))
 
@@ -510,7 +510,7 @@ def test_torch_adds_into_what_a_kept_one_wrote(monkeypatch):
     model, x = Residual().eval(), channels(1, 8, 9, 9)
     fn = compiled(model)
     (code,) = code_of(fn, x)
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
     assert "_convolution_pointwise_.binary" in code
     torch.testing.assert_close(fn(x), model(x))
 
@@ -539,7 +539,7 @@ def test_what_is_left_to_torch(op_by_op, name):
 def test_a_model_that_is_not_channels_last_is_made_so(op_by_op):
     model, x = nn.Sequential(Conv(8, 8, 3), Conv(8, 4, 1)).eval(), torch.randn(2, 8, 9, 9)
     found, wanted = compiled(model)(x), model(x)
-    assert said() == ["2 by oneDNN's primitives, kept"]
+    assert said() == ["2 by cached oneDNN primitives"]
     torch.testing.assert_close(found, wanted)
     assert found.stride() == wanted.stride()
 
@@ -557,7 +557,7 @@ def test_inputs_with_gaps():
     """Half the channels of an image: copied first."""
     wide = channels(2, 32, 9, 9)
     check(Conv(16, 8, 3).eval(), wide[:, :16])
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
 
 
 @torch.no_grad()
@@ -585,13 +585,13 @@ def test_up_to_a_size(op_by_op, groups, monkeypatch):
     most = taken.NOWHERE._replace(**{kind: count})
     monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): most})
     compiled(Conv(32, 32, 3, groups=groups).eval())(channels(1, 32, 9, 9))
-    assert said() == ["1 by oneDNN's primitives, kept"]
+    assert said() == ["1 by cached oneDNN primitives"]
 
 
 @torch.no_grad()
 def test_an_addend_up_to_a_size(op_by_op, monkeypatch):
     inputs, size = (channels(1, 8, 9, 9), channels(1, 16, 7, 7)), 16 * 49 * 4
-    for most, wanted in ((size - 1, []), (size, ["1 by oneDNN's primitives, kept"])):
+    for most, wanted in ((size - 1, []), (size, ["1 by cached oneDNN primitives"])):
         torch.compiler.reset()
         every = taken.Most(math.inf, math.inf, math.inf, most)
         monkeypatch.setattr(taken, "FASTER", {(architecture(), torch.float32): every})

@@ -83,7 +83,7 @@ def test_small_layers_stay_plain_where_python_calls_kernels(
     torch.testing.assert_close(fn(x), F.relu(layer(x)), **CLOSE)
     assert bool(missed()) == in_python, missed()
     events = (event for report in decisions.reports() for event in report.events)
-    ours = [event.reason for event in events if event.subject == "products on packed weights"]
+    ours = [event.reason for event in events if event.subject == "layers on packed weights"]
     assert len(ours) == (not in_python), ours
 
 

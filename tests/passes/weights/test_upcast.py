@@ -93,7 +93,7 @@ def test_weights_are_made_wide_once_and_written_ones_again():
     x = torch.randn(5, 24).half()
     fn = compiled(model)
     no_farther_off_than_eager(fn, model, x)
-    (hoisted,) = said("weight prologue")
+    (hoisted,) = said("weight preprocessing")
     assert hoisted.startswith("2 tensors"), "the bias is read by a call that nothing is fused into"
     model.weight.mul_(2)
     model.bias.zero_()
@@ -145,7 +145,7 @@ def test_what_a_kernel_of_ours_multiplies_stays_narrow(monkeypatch, dtype):
     model, x = nn.Linear(128, 96).to(dtype), torch.randn(40, 128).to(dtype)
     no_farther_off_than_eager(compiled(model), model, x)
     assert not said(upcast.NAME)
-    assert said("products on packed weights") == ["1 by our kernel, in blocks"]
+    assert said("layers on packed weights") == ["1 by this package's GEMM kernel"]
     torch.compiler.reset()
     decisions.clear()
     without = {"blocked_products": False}
