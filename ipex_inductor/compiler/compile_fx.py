@@ -62,7 +62,8 @@ def compile_request(
         graph_report: receives the decisions of this compilation.
         folder: folder of Inductor's files of this graph; None: Inductor's own folder.
         compile_inner: replaces Inductor's inner compiler.
-        join: only when packaging: joins Inductor's code with the programs of the weight preprocessing.
+        join: only when packaging: joins Inductor's code with the programs of the weight
+        preprocessing.
     """
     from torch._functorch import config as functorch_config
 

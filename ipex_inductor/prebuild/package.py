@@ -140,7 +140,7 @@ def encode(value: Any) -> Any:
             return {name: short_name(value)}
     actual = f"a {type(value).__name__}"
     raise ArgumentError(
-        "a weight preprocessing of plain values", actual, "Compile it without packaging."
+        "weight preprocessing with plain values", actual, "Compile it without packaging."
     )
 
 

@@ -67,7 +67,7 @@ def test_arguments_of_programs_come_back(value):
 
 
 def test_what_is_no_plain_argument_is_refused():
-    with pytest.raises(ArgumentError, match="a weight preprocessing of plain values"):
+    with pytest.raises(ArgumentError, match="weight preprocessing with plain values"):
         encode(object())
 
 
