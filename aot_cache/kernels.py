@@ -88,5 +88,5 @@ def why_missed(key: Key, store: Store) -> str:
     """Return how this kernel's nearest entry differs from it, for the user."""
     match = nearest(key, store.keys())
     if match is None:
-        return "there is none of its kind"
+        return "the cache has no entry of its kind"
     return "; ".join(match[1]) or "its entry cannot be read"

@@ -85,7 +85,7 @@ class Class(Value, frozen=True):
         if self.reason or values is None:
             return self.reason or "its sizes vary"
         if problem.settings or problem.constants:
-            return "measured were the usual settings and arguments"
+            return "only the usual settings and arguments were measured"
         for name, value, low, high in zip(MEASURES, values, self.low, self.high, strict=True):
             if not low <= value <= high:
                 return f"{value:.4g} {name}, known from {low:.4g} to {high:.4g}"
@@ -93,7 +93,7 @@ class Class(Value, frozen=True):
         if unmeasured:
             return f"no epilogue with {unmeasured[0]} was measured"
         if layouts(problem) not in self.layouts:
-            return "no operands laid out like that were measured"
+            return "operands with these strides were not measured"
         return None
 
 

@@ -84,7 +84,7 @@ def _why_not(outcome: Outcome, raced: bool) -> str | None:
     if outcome.reported is not None or outcome.predicted is not None:
         alone = outcome.reported is None or outcome.predicted is None
         passed = raced and alone and not (timing or outcome.reason or outcome.error is not None)
-        return None if passed else f"{name} was passed over for nothing"
+        return None if passed else f"{name} was skipped without a reason"
     if timing is None:
         return None if outcome.reason else f"{name} has neither a timing nor a reason"
     if outcome.error is None or outcome.tolerance is None:

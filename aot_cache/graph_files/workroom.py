@@ -172,7 +172,7 @@ def _why_not_in(folder: Path) -> str:
     "" if it can.
     """
     needs_quotes = any(letter.isspace() or letter in "\"'\\" for letter in str(folder))
-    return f"no compiler of torch's can be told of {folder}" if needs_quotes else ""
+    return f"torch's C++ compilers cannot be directed to {folder}" if needs_quotes else ""
 
 
 def _leave(pid: int, path: Path) -> None:

@@ -299,7 +299,7 @@ class Calls:
         values = [*timed.results, *self._moving(timed.inputs)]
         size = sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
         if size > COPIED:
-            return f"inputs and results of {size >> 20} MiB would be kept once more"
+            return f"inputs and results of {size >> 20} MiB would be held a second time"
         return ""
 
     def _report_choice(self, reason: str) -> None:

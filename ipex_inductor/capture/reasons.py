@@ -57,13 +57,13 @@ def _why_no_ops(gm: torch.fx.GraphModule, moving: set[Node]) -> str:
         if node.op in ("placeholder", "output"):
             continue
         if node.op == "get_attr" and not isinstance(getattr(gm, node.target), torch.Tensor):
-            return f"it has a graph of its own, {node.target}"
+            return f"it contains a graph of its own, {node.target}"
         if node.op == "call_function" and not _is_known(node.target):
-            return f"nothing is known of {_name(node)}"
+            return f"the effects of {_name(node)} are not known"
         if _is_random(node):
             return f"{_name(node)} draws random numbers"
         if "as_strided" in _name(node) and _base_of(node.args[0]) in moving:
-            return f"{_name(node)} reads what may lie beside an input"
+            return f"{_name(node)} may read memory beyond an input's elements"
     return ""
 
 
@@ -85,7 +85,7 @@ def why_not_results(results: Sequence[Any], inputs: Sequence[torch.Tensor]) -> s
     """
     tensors = [value for value in results if isinstance(value, torch.Tensor)]
     if any(value.layout != torch.strided or type(value) is not torch.Tensor for value in tensors):
-        return "a result is no plain tensor"
+        return "a result is not a plain tensor"
     if any(value.device != inputs[0].device for value in tensors):
         return "a result is on another device"
     if any(map(overlaps, tensors)):

@@ -206,7 +206,7 @@ def _joint_pass(
     low_precision = DTYPES if config.sycl == "cpu" else upcast.dtypes(config.rules_off)
     # A package gets its C++ wrapper later, which cannot call a library's fused convolutions either.
     wrapped = packaged or _setting(patches, "cpp_wrapper")
-    no_calls = "cpp_wrapper: Inductor's own is kept" if wrapped else ""
+    no_calls = "cpp_wrapper: Inductor's own is used" if wrapped else ""
     settings = PassSettings(
         config.rules_off,
         request.training,

@@ -48,7 +48,7 @@ def why_not(packaged: bool = False) -> str | None:
         packaged: whether the code is part of a package.
     """
     if packaged:
-        return "neither packages nor code for other CPUs calls them"
+        return "packages and code for other CPUs cannot call them"
     return cached_primitives.why_not() or cached_primitives.why_no_more()
 
 

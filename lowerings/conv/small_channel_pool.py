@@ -98,7 +98,7 @@ def _why_not(tile: Tile, problem: Problem) -> str | None:
     if reason := why_not_ours(extract_convolution(problem)):
         return reason
     if x.dtype not in HALVES:
-        return f"two of {x.dtype} are no register"
+        return f"two of {x.dtype} do not fill a register"
     if not problem.arch.startswith("sm_"):
         return f"the template is not for {problem.arch}"
     last = is_channels_last(x)

@@ -143,7 +143,7 @@ def why_no_layer(problem: Problem) -> str | None:
         return NO_TF32
     factors = (empty(operands[name], torch.device("meta")) for name in ("x", "weight"))
     contiguous = all(factor.is_contiguous() for factor in factors)
-    return None if contiguous else "its factors are not contiguous"
+    return None if contiguous else "its operands are not contiguous"
 
 
 def why_no_pixels(problem: Problem) -> str | None:

@@ -95,7 +95,7 @@ def _why_not(tile: Tile, one_row: bool, problem: Problem) -> str | None:
     if is_xe(problem.arch) and tile._replace(parts=1) in NOT_XE:
         return "the tile is not for Intel's GPUs"
     if tile.joined and not problem.arch.startswith("sm_"):
-        return f"no parts were joined on {problem.arch} yet"
+        return f"joined parts of K were not measured on {problem.arch} yet"
     operands = operands_by_name(problem)
     x, weight = operands["x"], operands["weight"]
     no_product = None if one_row else why_no_product(problem.arch, x.dtype)

@@ -85,7 +85,7 @@ def ship(source: Callable[[], str], problem: Pairs, with_torch: bool = False) ->
     """
     compiler, key = toolkit.compiler(), _shipping_key(key_of(problem, with_torch))
     if compiler is None:
-        raise NotBuiltError("no C++ compiler is here")
+        raise NotBuiltError("no C++ compiler was found")
     kernels.kernel(key, lambda: _compile_library(source, compiler, with_torch, architecture()))
 
 
@@ -148,7 +148,7 @@ def why_not_taken(source: str, arch: str) -> str | None:
     """Return why the compiler refuses a source for an architecture, None if it accepts it."""
     compiler = toolkit.compiler()
     if compiler is None:
-        return "no C++ compiler is here"
+        return "no C++ compiler was found"
     command = [compiler, *_flags(arch), "-fsyntax-only", "-x", "c++", "-"]
     try:
         done = subprocess.run(
@@ -167,7 +167,7 @@ def _open_first(entries: Iterable[Entry]) -> ctypes.CDLL:
             return _open_library(entry.blob)
         except OSError as error:  # by a compiler whose run-time library is not here
             failed = error
-    raise failed or NotBuiltError("no C++ compiler is here, and no cache has the kernel")
+    raise failed or NotBuiltError("no C++ compiler was found, and no cache has the kernel")
 
 
 _loads = itertools.count()

@@ -276,7 +276,7 @@ OUTSIDE = {
                 Operand((96, 64, 512), (32768, 512, 1), "bfloat16"),
             ),
         ),
-        "no operands laid out like that were measured",
+        "operands with these strides were not measured",
     ),
     "gaps": (
         scores(
@@ -287,11 +287,11 @@ OUTSIDE = {
                 scores(96, 512).operands[1],
             ),
         ),
-        "no operands laid out like that were measured",
+        "operands with these strides were not measured",
     ),
     "another operand": (
         scores(96, 512, operands=(*scores(96, 512).operands, Operand((512,), (1,), "bfloat16"))),
-        "no operands laid out like that were measured",
+        "operands with these strides were not measured",
     ),
     "settings": (scores(96, 512, settings={"deterministic": True}), "the usual settings"),
     "arguments": (scores(96, 512, constants={"out_dtype": "torch.float32"}), "usual settings and"),

@@ -294,7 +294,7 @@ X = torch.randn(4, 4)
         ([(y := X + 1), y[0]], "two results share their memory"),
         ([torch.ones(4).expand(2, 4)], "a result overlaps itself"),
         ([torch.ones(4, device="meta")], "a result is on another device"),
-        ([X.to_sparse()], "a result is no plain tensor"),
+        ([X.to_sparse()], "a result is not a plain tensor"),
     ],
 )
 def test_results_that_cannot_be_copied(results, reason):

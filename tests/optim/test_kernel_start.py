@@ -82,7 +82,7 @@ def test_without_a_compiler_torch_steps_and_that_is_said_once(tmp_path):
     alone = run(tmp_path, CXX="/nowhere/g++")
     assert not alone["started"]
     (reason,) = alone["left"]
-    assert reason == "no C++ compiler is here, and no cache has the kernel"
+    assert reason == "no C++ compiler was found, and no cache has the kernel"
     assert alone["lines"] == [
         f"tensors of an optimizer are looked at by Python before each step: {reason}",
         f"AdamW: torch itself steps 1 parameters: {reason}",

@@ -328,7 +328,7 @@ def test_where_cpp_is_not_to_be_had_python_looks(monkeypatch, caplog):
     """And the log says so, once."""
 
     def missing(*_, **__):
-        raise NotBuiltError("no C++ compiler is here, and no cache has the kernel")
+        raise NotBuiltError("no C++ compiler was found, and no cache has the kernel")
 
     monkeypatch.undo()
     monkeypatch.setattr(look_cpp, "load", missing)
@@ -342,7 +342,7 @@ def test_where_cpp_is_not_to_be_had_python_looks(monkeypatch, caplog):
         for each in (look_cpp.reader, state_fingerprint._reader):
             each.cache_clear()
     (line,) = (r.getMessage() for r in caplog.records if "looked at by Python" in r.message)
-    assert "no C++ compiler is here" in line
+    assert "no C++ compiler was found" in line
 
 
 def test_gradients_at_the_same_addresses_are_compared_once(monkeypatch):

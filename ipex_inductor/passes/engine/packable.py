@@ -110,7 +110,7 @@ def why_not(*values: Any) -> str | None:
     if not (backend.is_available() and backend.enabled):
         return "oneDNN is switched off (torch.backends.mkldnn)"
     if first.device.type != "cpu":
-        return f"no fused kernel for {first.device.type} yet: Inductor's own is kept"
+        return f"no fused kernel for {first.device.type} yet: Inductor's kernel is used"
     dtypes = onednn_dtypes() | _besides.get()
     if first.dtype not in dtypes or any(v.dtype != first.dtype for v in tensors):
         return f"oneDNN has no kernel for {', '.join(str(v.dtype) for v in tensors)} on this CPU"

@@ -158,7 +158,7 @@ def _rule(
         if not all(isinstance(scalar, (int, float)) for scalar in scalars):
             return "a parameter of the activation is not a number"
         if name == "clamp" and scalars[0] > scalars[1]:
-            return "the bounds are the wrong way round"
+            return "the lower bound is above the upper bound"
         return producer.when({**values, **epilogue})
 
     return Rule(

@@ -60,7 +60,7 @@ def why_not(product: str, values: Mapping[str, Any]) -> str | None:
         odd = ", ".join(sorted(map(str, dtypes - {*SYCL_DTYPES})))
         return f"no kernel in SYCL is for {odd}: Inductor's own follows" if odd else None
     if torch.version.hip:
-        return "no fused kernel for ROCm yet: Inductor's own is kept"
+        return "no fused kernel for ROCm yet: Inductor's kernel is used"
     epilogue = (values["binary"], values["unary"])
     ours = product == "linear" and epilogue[0] == "none" and _has_few_rows(values["x"])
     if not ours and epilogue not in EPILOGUES.get(product, ()):
@@ -83,7 +83,7 @@ def why_not_gated(
     if x.device.type == SYCL or torch.version.hip:
         return f"no fused pair for {'ROCm' if torch.version.hip else SYCL} yet"
     if _has_few_rows(x):
-        return "for few rows the layers are joined, or get an epilogue each"
+        return "with few rows the layers are joined or fused one by one"
     if weight.shape != gate.shape or (bias is None) != (gate_bias is None):
         return "the layers differ in weight shape or bias"
     biases = (one_bias for one_bias in (bias, gate_bias) if one_bias is not None)

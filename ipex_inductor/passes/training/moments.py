@@ -67,7 +67,7 @@ def _source(x: object) -> Node:
 def _why_not(image: Node, target: Target) -> str | None:
     value = image.meta["val"]
     if target.arch not in FASTER:
-        return f"nobody measured it on {target.arch}"
+        return f"it was not measured on {target.arch}"
     if value.dim() != 4:
         return "it is not over a plane"
     if not all(isinstance(size, int) for size in (*value.shape, *value.stride())):

@@ -56,9 +56,9 @@ def why_not(node: Any) -> str | None:
     if device.type != "cuda" or torch.version.hip:
         return f"no kernel of ours for {'ROCm' if device.type == 'cuda' else device.type}"
     if current(device).arch not in FASTER:
-        return f"nobody measured it on {current(device).arch}: Inductor's own is kept"
+        return f"it was not measured on {current(device).arch}: Inductor's kernel is used"
     if indices.target is not prims._low_memory_max_pool_offsets_to_indices.default:
-        return "it is told where in the image each value was, not where in its window"
+        return "its indices are positions in the image, not in the window"
     offsets, window, _, stride, _, dilation = indices.args
     pools = [n.target for n in offsets.all_input_nodes]
     if pools != [prims._low_memory_max_pool_with_offsets.default]:

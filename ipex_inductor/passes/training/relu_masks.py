@@ -124,14 +124,14 @@ def _why_not(node: Node, normed: Mapping[str, Node]) -> str | None:
     assert isinstance(gradient, Node)
     value, image = gradient.meta["val"], x.meta["val"]
     if (value.dtype, value.shape) != (image.dtype, image.shape):
-        return "its gradient and what was normed are not alike"
+        return "its gradient and the normalized tensor differ in dtype or shape"
     channels = image.shape[1] if image.dim() > 1 else 1
     shapes = [n.meta["val"].shape for name, n in normed.items() if name != "x"]
     sizes = [channels, *itertools.chain(*shapes)]
     if not all(isinstance(size, int) for size in sizes):
         return "its channels vary"
     if {*sizes} - {1, channels}:
-        return "what it is normed by is not of channels"
+        return "it is not normalized by channel"
     if _is_fused(gradient) or _is_fused(x):
         return "it would be computed twice"
     if not any(is_backward(user) for link in _chain(normed["weight"]) for user in link.users):

@@ -53,7 +53,7 @@ def why_not_faster() -> str | None:
     """Return why torch's convolutions are used on this CPU, None where some are slower."""
     arch = architecture()
     measured = any(arch == name for name, _ in FASTER)
-    return None if measured else f"nobody measured them on {arch}: torch's are kept"
+    return None if measured else f"they were not measured on {arch}: torch's are used"
 
 
 def with_kept_primitive(product: Product, why_not: Callable[[], str | None]) -> Product | None:

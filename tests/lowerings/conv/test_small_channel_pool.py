@@ -118,7 +118,7 @@ def test_where_only_apart_is_offered_a_reason_is_given(h200_nodes):
     x, weight, bias = (t.float() for t in large_inputs())
     _, report = placed(other(), x, weight, bias, choose=library.Chooser({}))
     said = next(event for event in report.events if event.subject == POOLED)
-    assert (said.kind, said.reason) == ("missed", "two of float32 are no register")
+    assert (said.kind, said.reason) == ("missed", "two of float32 do not fill a register")
 
 
 # Graphs.

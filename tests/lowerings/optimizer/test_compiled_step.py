@@ -485,7 +485,7 @@ def test_rules_switch_it_off(launches):
 @pytest.mark.host("it looks for a compiler of C++")
 def test_no_compiler(monkeypatch, launches):
     def none(*_):
-        raise NotBuiltError("no C++ compiler is here")
+        raise NotBuiltError("no C++ compiler was found")
 
     monkeypatch.setattr(step_cpp, "load", none)
     launching._library.cache_clear()
@@ -495,7 +495,7 @@ def test_no_compiler(monkeypatch, launches):
     compiled(SGD(ours))()
     SGD(theirs).step()
     assert not launches
-    assert missed() == ["no C++ compiler is here"]
+    assert missed() == ["no C++ compiler was found"]
     torch.testing.assert_close(ours, theirs)
 
 

@@ -306,7 +306,7 @@ def test_sizes_that_vary_are_left(told):
 
 def test_other_gpus_are_left(told, monkeypatch):
     monkeypatch.setattr(rule, "nvidia", lambda device: find_target("a100-80gb"))
-    reason = "nobody measured it on sm_80"
+    reason = "it was not measured on sm_80"
     assert told(Net().to(memory_format=LAST), image()) == {reason}
 
 

@@ -612,7 +612,7 @@ def test_neither_packages_nor_code_for_other_cpus_calls_them():
     assert lowering.why_not() is None
     report = decisions.open_report()
     _, by_kept = inner_compile._why_not_ours(compat.compile_inner, True, report)
-    assert by_kept() == "neither packages nor code for other CPUs calls them"
+    assert by_kept() == "packages and code for other CPUs cannot call them"
     assert [e.subject for e in report.events] == ["kept primitives"]
 
 

@@ -20,7 +20,7 @@ from ipex_inductor.templates.cpu import cached_primitives
 
 REASONS = {
     "not installed": "onednn-cpu-gomp is not installed (extra [onednn])",
-    "not measured": f"nobody measured them on {architecture()}: torch's are kept",
+    "not measured": f"they were not measured on {architecture()}: torch's are used",
 }
 
 

@@ -206,7 +206,7 @@ def test_compiled_once_and_then_read(runs, caplog):
     with caplog.at_level(logging.INFO, "ipex_inductor"):
         assert answer() == answer() == 42
     assert len(runs) == len(entries()) == 1
-    assert "cpp is compiled: there is none of its kind" in caplog.text
+    assert "cpp is compiled: the cache has no entry of its kind" in caplog.text
     forget()
     assert answer() == 42
     assert len(runs) == 1
@@ -384,7 +384,7 @@ def test_torchs_own_step_stands_in_with_the_reason_said_once(without_compiler, c
             reference.step()
     assert all(torch.equal(p, q) for p, q in zip(ours, theirs, strict=True))
     (line,) = (r.message for r in caplog.records if "torch itself" in r.message)
-    assert line.startswith("AdamW: torch itself steps 2 parameters: no C++ compiler is here")
+    assert line.startswith("AdamW: torch itself steps 2 parameters: no C++ compiler was found")
 
 
 def test_a_compiler_without_half_precision_is_in_the_report(monkeypatch, tmp_path):

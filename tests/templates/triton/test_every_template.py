@@ -231,7 +231,7 @@ NO_OTHERS = {"mi300x": f"the template is not for {MI300X}"}
 ENGINE = "it is for Hopper's copy engine"
 ON_HOPPER = dict.fromkeys(("a100-80gb", "b200", "mi300x"), ENGINE) | HALVES
 ON_NVIDIA = {"mi300x": f"our template is not for {MI300X}"}
-PAIRS = {"float32": "two of float32 are no register", **NO_OTHERS}
+PAIRS = {"float32": "two of float32 do not fill a register", **NO_OTHERS}
 IMAGE = [128, 3, 224, 224]
 
 SMALL = {
