@@ -42,7 +42,7 @@ def _build_modules() -> Mapping[str, bytes] | str:
     """Return the module's files by name, or the reason why they cannot be built."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        return "no C compiler is here"
+        return "no C compiler was found"
     with tempfile.TemporaryDirectory() as folder:
         try:
             for linkage in LINKAGES:

@@ -207,7 +207,7 @@ def test_large_inputs_and_results_are_not_kept_twice(machine, monkeypatch):
     for _ in range(WARM_UP + 1):
         called(calls, *torch.randn(2, 4))
     assert not machine.graphs
-    assert "would be kept once more" in said(report)[-1]
+    assert "would be held a second time" in said(report)[-1]
 
 
 def test_two_models_in_turns_keep_the_graph_of_one(machine):
@@ -341,7 +341,7 @@ def attention(p):
         (lambda x: aten.rand_like(x), "aten.rand_like.default draws random numbers"),
         (attention(0.0), ""),
         (attention(0.1), "draws random numbers"),
-        (lambda x: aten.as_strided(aten.view(x, [16]), [2], [1], 3), "beside an input"),
+        (lambda x: aten.as_strided(aten.view(x, [16]), [2], [1], 3), "beyond an input"),
         (lambda x: aten.as_strided(x + 1, [2], [1], 3), ""),
     ],
 )

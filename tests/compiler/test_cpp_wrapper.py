@@ -127,11 +127,11 @@ def test_a_library_that_is_gone_is_an_error_that_says_so(
     """As with a graph out of a cache that was filled where it can be built."""
 
     def gone() -> None:
-        raise cpu_library.NotBuiltError("no compiler is here")
+        raise cpu_library.NotBuiltError("no compiler was found")
 
     monkeypatch.setattr(cpu_library, "library", gone)
     fn = compiled(nn.Linear(48, 16).eval(), options={"cpp_wrapper": True})
-    with pytest.raises(RuntimeError, match="cpu_library: no compiler is here"):
+    with pytest.raises(RuntimeError, match="cpu_library: no compiler was found"):
         fn(torch.randn(3, 48))
 
 

@@ -518,10 +518,10 @@ def test_without_a_c_compiler_it_is_missing(monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(driver.shutil, "which", lambda name: None)
     driver._build_modules.cache_clear()
-    with pytest.raises(driver.NoModuleError, match="no C compiler is here"):
+    with pytest.raises(driver.NoModuleError, match="no C compiler was found"):
         driver.files()
     driver._build_modules.cache_clear()
-    (missing,) = graphs.Prebuilt(target("h200"), "", unbuilt="no C compiler is here").missing
+    (missing,) = graphs.Prebuilt(target("h200"), "", unbuilt="no C compiler was found").missing
     assert "Triton's module for the driver" in missing
 
 

@@ -181,7 +181,10 @@ NEAR = {
     "running statistics": (Frozen, None),
     "by hand, with numbers": (ByHand, None),
     "an image that is computed": (Computed, "it would be computed twice"),
-    "an image that was rounded": (Rounded, "its gradient and what was normed are not alike"),
+    "an image that was rounded": (
+        Rounded,
+        "its gradient and the normalized tensor differ in dtype or shape",
+    ),
 }
 
 

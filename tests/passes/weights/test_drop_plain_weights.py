@@ -246,7 +246,7 @@ def test_by_default_all_stays() -> None:
 
 def test_without_a_compiler_all_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent() -> None:
-        raise NotBuiltError("no compiler is here")
+        raise NotBuiltError("no compiler was found")
 
     monkeypatch.setattr(freed, "_library", absent)
     monkeypatch.setattr(freed, "free", free)

@@ -285,7 +285,7 @@ def test_but_only_if_all_else_is_the_same(field, without_compiler, monkeypatch):
         return replace(key_of(problem, *how), **{field: value})
 
     monkeypatch.setattr(cpp, "key_of", otherwise)
-    with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
+    with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler was found"):
         answer()
 
 
@@ -327,7 +327,7 @@ def test_what_failed_once_is_not_tried_at_every_step(monkeypatch, without_compil
     monkeypatch.setattr(kernels, "by_any_compiler", lambda *a: (asked.append(1), search(*a))[1])
     wanted = StepKernel("SGD", (), "float32", "", "float32", ())
     for _ in range(3):
-        with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
+        with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler was found"):
             launch_groups_cpu.library(wanted)
     assert len(asked) == 1
 
@@ -360,7 +360,7 @@ def test_no_store_and_no_compiler(home, without_compiler):
     default_folder().mkdir(parents=True)
     default_folder().chmod(0o777)
     without_compiler()
-    with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler is here"):
+    with pytest.raises(cpp.NotBuiltError, match=r"no C\+\+ compiler was found"):
         answer()
 
 
