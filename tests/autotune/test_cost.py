@@ -290,7 +290,7 @@ def test_what_was_predicted_is_kept_and_is_no_failure():
     assert why_refused(Record(wanted, (raced, out), PROVENANCE)) is None
     both = replace(out, reported=8.0)
     for spoilt in ((out,), (raced, both), (raced, replace(out, error=0.0))):
-        assert "passed over for nothing" in why_refused(Record(wanted, spoilt, PROVENANCE))
+        assert "skipped without a reason" in why_refused(Record(wanted, spoilt, PROVENANCE))
     (pooled,) = pool([Record(wanted, (raced, out), PROVENANCE)]).values()
     assert [e.choice for e in pooled.estimates().values()] == [library]
     again = Record(wanted, (timed(out.choice, 2.0),), PROVENANCE)

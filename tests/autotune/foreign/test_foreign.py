@@ -290,7 +290,7 @@ def test_reported_times_choose_nothing():
         (timed(LIBRARY, 1.0), SOURCE, "has no reported time"),
         (failed(LIBRARY), SOURCE, "has no reported time"),
         (Outcome(LIBRARY, reason="x", reported=1.0), SOURCE, "more than a reported time"),
-        (Outcome(LIBRARY, reported=1.0), PROVENANCE, "passed over for nothing"),
+        (Outcome(LIBRARY, reported=1.0), PROVENANCE, "skipped without a reason"),
     ],
 )
 def test_other_tools_say_reported_times_and_nothing_else(outcome, provenance, reason, tmp_path):
