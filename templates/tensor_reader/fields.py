@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ipex_inductor import compat
 from ipex_inductor.templates.build.cpp import NotBuiltError
 
 WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -144,7 +145,7 @@ def version() -> tuple[int, int]:
         for _ in range(3 * number):
             base.add_(1)
     # The last tensor of a group has a counter of its own.
-    groups = [(base, base.detach(), base.data) for base in bases]
+    groups = [(base, base.detach(), compat.tensor_data.__get__(base)) for base in bases]
 
     def points(place: int) -> bool:
         addresses = [[_word(t, place) for t in group] for group in groups]
@@ -176,9 +177,9 @@ def storage() -> tuple[int, int, int]:
     def find_words(tells: Callable[[Tensor, int], bool]) -> list[int]:
         return [n for n in candidates if all(tells(t, n) for t in (*whole, *views))]
 
-    points = find_words(lambda t, n: _word(t, n) == t.untyped_storage()._cdata)
+    points = find_words(lambda t, n: _word(t, n) == compat.open_storage(t)._cdata)
     begins = find_words(lambda t, n: _word(t, n) == t.storage_offset())
-    stores = [(t.untyped_storage(), t.data_ptr()) for t in whole]
+    stores = [(compat.open_storage(t), t.data_ptr()) for t in whole]
     data = [n for n in range(2, 6) if all(_at(s._cdata, n) == p for s, p in stores)]
     if not len(points) == len(begins) == len(data) == 1:
         raise NotBuiltError("a TensorImpl does not tell its storage where it did")

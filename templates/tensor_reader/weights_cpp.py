@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ipex_inductor import compat
 from ipex_inductor.aot_cache.key import pairs
 from ipex_inductor.templates.build.cpp import NotBuiltError, load
 from ipex_inductor.templates.tensor_reader import fields
@@ -238,4 +239,4 @@ def _check(built: Reader) -> None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    return int(compat.open_storage(tensor)._cdata)

@@ -20,7 +20,9 @@ PARTS = {
 
 
 @pytest.fixture(autouse=True)
-def _restored():
+def _restored(monkeypatch):
+    # torch.testing's own utilities, which other tests import, forbid to set the flags.
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
     before = [(part, part.fp32_precision) for part in itertools.chain(*PARTS.values())]
     yield
     torch.set_float32_matmul_precision("highest")

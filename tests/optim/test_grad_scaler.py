@@ -31,10 +31,10 @@ class Reading:
     def load(self, squares, looks, kernel):
         pass
 
-    def clipped(self):
+    def allocate_clip(self):
         return norms.Clip(torch.tensor(torch.nan), torch.tensor(torch.nan, dtype=torch.float64))
 
-    def found(self):
+    def allocate_flag(self):
         return torch.tensor(torch.nan)
 
     def run(self, addresses, clip, divisor, clipped, found, looks, scalars):

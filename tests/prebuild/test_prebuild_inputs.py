@@ -15,7 +15,7 @@ from ipex_inductor.cli import app
 from ipex_inductor.cli.prebuild.inputs import examples
 from ipex_inductor.errors import ArgumentError, OptionError
 from ipex_inductor.prebuild import graphs
-from ipex_inductor.prebuild.described import Made
+from ipex_inductor.prebuild.described import CompiledKernels
 from ipex_inductor.prebuild.examples import Example, lines_of
 from ipex_inductor.reporting.decisions import Event
 
@@ -154,7 +154,9 @@ def test_what_is_said_of_each_model_and_target(folder, monkeypatch):
             raise RuntimeError("it does not compile\nat all")
         events = tuple(Event("choice", "mm", each) for each in reason)
         why = compat.why_not_for(target.kind)
-        return graphs.Prebuilt(target, why, graphs=1, made=Made(["a", "b"], ["a"]), events=events)
+        return graphs.Prebuilt(
+            target, why, graphs=1, made=CompiledKernels(["a", "b"], ["a"]), events=events
+        )
 
     monkeypatch.setattr(graphs, "prebuild", prebuilt)
 

@@ -69,7 +69,9 @@ def test_a_module_that_moved_is_found_by_its_old_name(name):
     assert names
     with pytest.warns(DeprecationWarning, match=re.escape(moved.MOVED[name])):
         assert all(getattr(old, each) is getattr(new, each) for each in names)
-    assert getattr(ipex_inductor, name.rpartition(".")[2]) is old
+    package, _, last = name.rpartition(".")
+    if package == "ipex_inductor":  # the others are named by pickles alone
+        assert getattr(ipex_inductor, last) is old
     with pytest.raises(AttributeError), pytest.warns(DeprecationWarning, match="is ipex"):
         old.no_such_name  # noqa: B018
 

@@ -354,7 +354,7 @@ def test_weights_with_one_value_to_stand_for_both_are_told_apart(monkeypatch):
         other.meta["val"] = weight.meta["val"]
         return mode, gm
 
-    monkeypatch.setattr("placing.traced", shared)
+    monkeypatch.setattr("support.meta_device.traced", shared)
     gm, _ = placed(block, *block_inputs(), choose=together, weights=BIASES)
     inputs = block_inputs()
     torch.testing.assert_close(gm(*inputs), block(*inputs), rtol=1e-12, atol=1e-12)

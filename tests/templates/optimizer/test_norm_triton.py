@@ -296,7 +296,9 @@ def test_a_step_whose_scalars_are_no_part_of_a_reading_says_so(monkeypatch):
         if kernel is not None:
             raise NotBuiltError("too many registers")
 
-    reading = SimpleNamespace(found=lambda: None, load=load, run=lambda *given: ran.append(given))
+    reading = SimpleNamespace(
+        allocate_flag=lambda: None, load=load, run=lambda *given: ran.append(given)
+    )
     seen = SimpleNamespace(grads=[], addresses=[])
     monkeypatch.setattr(norms.log, "warning", lambda text, *more: said.append(text % more))
     norms._tell_apart.cache_clear()
