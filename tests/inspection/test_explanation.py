@@ -88,16 +88,16 @@ def test_table(explained):
 Net<T>
 
 graph 0
-         what             n  why                     where
+         what                  n  why                     where
 ---
-fired    linear+gelu      6                          nets/model.py:3 in forward
-                                                     nets/model.py:5 in forward
-                                                     nets/model.py:6 in forward
-                                                     and 2 more lines
+fired    linear+gelu           6                          nets/model.py:3 in forward
+                                                          nets/model.py:5 in forward
+                                                          nets/model.py:6 in forward
+                                                          and 2 more lines
 hoisted  weight preprocessing  1  2 tensors of 2 weights
-left     softmax          1  measured no gain
-missed   linear+gelu      1  a size is zero          nets/model.py:9 in forward
-missed   linear+relu      1  a size is zero
+left     softmax               1  measured no gain
+missed   linear+gelu           1  a size is zero          nets/model.py:9 in forward
+missed   linear+relu           1  a size is zero
 kernels: mkldnn._linear_pointwise, mkldnn._convolution_pointwise.binary, addmm, cpp_fused_add_0 x2,
 ipex_blocked, triton_poi_fused_add_1
 
