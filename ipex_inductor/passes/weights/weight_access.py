@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ipex_inductor import compat
+from ipex_inductor.passes.weights import step_hook
 from ipex_inductor.passes.weights.weight_reader import any_reader
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.tensor_reader import accesses_cpp
@@ -302,13 +302,12 @@ def _tensors_in(values: Any) -> Iterable[torch.Tensor]:
             yield from _tensors_in(value)
 
 
-def _note_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def _note_step(optimizer: torch.optim.Optimizer) -> None:
     """Outdate results of the parameters that an optimizer stepped.
 
-    Torch's fused optimizers write them without counting a version (2.11 to 2.15). A compiled step
-    counts versions: Dynamo traces this function, and must find nothing in a step that it compiles.
+    Torch's fused optimizers write them without counting a version (2.11 to 2.15).
     """
-    if torch.compiler.is_compiling() or not _computed:
+    if not _computed:
         return
     held = (p for group in optimizer.param_groups for p in group["params"])
     stepped = tuple(p for p in held if p.grad is not None)
@@ -334,7 +333,7 @@ def install() -> None:
         functions += _wrap(torch.distributed.ProcessGroup, COLLECTIVES, _note_collective)
         functions += _wrap(torch.distributed, ("_broadcast_coalesced",), _note_collective)
     compat.hide_from_dynamo(__name__, functions)
-    register_optimizer_step_post_hook(_note_step)
+    step_hook.register(_note_step)
 
 
 def _wrap_accessors() -> list[Callable[..., Any]]:

@@ -19,6 +19,7 @@ from ipex_inductor.compiler import compile_fx
 from ipex_inductor.lowerings.optimizer import step as launching
 from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
 from ipex_inductor.passes.optimizer.terms import UnreadError
+from ipex_inductor.passes.weights import weight_access
 from ipex_inductor.reporting import decisions
 from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.optimizer import step_cpp
@@ -642,3 +643,14 @@ def test_tensors_print_as_their_type_while_dynamo_ends(monkeypatch):
     compiled(SGD([p]))()
     assert printed == ["Parameter containing:\n<Parameter>"]
     assert "tensor([" in repr(p)
+
+
+def test_a_step_is_whole_once_weights_are_watched():
+    """Torch's hook for all optimizers notes steps then, and Dynamo traces it."""
+    weight_access.install()
+    p = nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+    optimizer = Kahan([p])
+    optimizer.state[p]["lost"] = torch.zeros_like(p)
+    p.grad = torch.ones_like(p)
+    compiled(optimizer)()
+    assert fired()
