@@ -112,7 +112,7 @@ def _word(thing: Any, number: int) -> int:
 _copies: list[ctypes.Structure] = []  # descriptors point to them
 
 
-def _copied(name: str, kind: type[ctypes.Structure], make: Any) -> Any:
+def _copy_descriptor(name: str, kind: type[ctypes.Structure], make: Any) -> Any:
     """Return a descriptor of its own that does the same, whatever is done to the definition."""
     descriptor: Any = vars(torch._C.TensorBase)[name]
     place = _place(descriptor)
@@ -125,5 +125,5 @@ def _copied(name: str, kind: type[ctypes.Structure], make: Any) -> Any:
 
 
 # Accesses by this package itself, which nothing notes.
-open_storage: Any = _copied("untyped_storage", _Method, ctypes.pythonapi.PyDescr_NewMethod)
-tensor_data: Any = _copied("data", _Attribute, ctypes.pythonapi.PyDescr_NewGetSet)
+open_storage: Any = _copy_descriptor("untyped_storage", _Method, ctypes.pythonapi.PyDescr_NewMethod)
+tensor_data: Any = _copy_descriptor("data", _Attribute, ctypes.pythonapi.PyDescr_NewGetSet)

@@ -1,7 +1,7 @@
 """`ipex::conv`: a convolution, transposed or not, together with its epilogue."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,6 +30,12 @@ class ConvArgs(NamedTuple):
     unary: str
     scalars: Sequence[float]
     packed: str = ""
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> Self:
+        """Return the arguments of a node that calls the op."""
+        args: Any = node.args
+        return cls(*args)
 
     def window(self) -> tuple[Any, ...]:
         """Return the arguments of `torch.convolution` behind its tensors."""

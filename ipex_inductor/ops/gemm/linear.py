@@ -1,7 +1,7 @@
 """`ipex::linear`: a linear layer together with its epilogue."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,12 @@ class LinearArgs(NamedTuple):
     unary: str
     scalars: Sequence[float]
     packed: bool = False
+
+    @classmethod
+    def of(cls, node: torch.fx.Node) -> Self:
+        """Return the arguments of a node that calls the op."""
+        args: Any = node.args
+        return cls(*args)
 
     def epilogue(self) -> tuple[str, str, Sequence[float]]:
         """Return the binary op, the unary op, and its scalars."""

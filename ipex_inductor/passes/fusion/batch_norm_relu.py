@@ -72,7 +72,7 @@ def _arguments(node: Node, match: _Match) -> tuple[Any, ...]:
     _, weight, bias, *_ = node.args
     epilogue: Any = ("none", [])
     if node.target is not aten.convolution.default:
-        epilogue = ConvArgs(*node.args).epilogue()[1:]  # type: ignore[arg-type]
+        epilogue = ConvArgs.of(node).epilogue()[1:]
     *stats, _, epsilon = match.norm.args[1:]
     x, *more = match.parts
     return (x, weight, bias, *stats, epsilon, more, *epilogue)
@@ -82,7 +82,7 @@ def _match(node: Node, weights: Container[Node]) -> _Match | None:
     """Return the operands of a GPU's 1 x 1 convolution, if it is their only reader; else None."""
     image, weight, *_ = node.args
     plain = node.target is aten.convolution.default
-    call = None if plain else ConvArgs(*node.args)  # type: ignore[arg-type]
+    call = None if plain else ConvArgs.of(node)
     window = call.window() if call else node.args[3:9]
     if node.meta["val"].device.type in ("cpu", SYCL) or (call and call.binary != "none"):
         return None

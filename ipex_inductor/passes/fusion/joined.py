@@ -282,7 +282,7 @@ def addend(node: Node, weights: Container[Node]) -> Node | None:
     """
     if node.target is not torch.ops.ipex.conv.default:
         return None
-    call = ConvArgs(*node.args)  # type: ignore[arg-type]
+    call = ConvArgs.of(node)
     bias, added = call.bias, call.other
     if call.binary != "add":
         return None

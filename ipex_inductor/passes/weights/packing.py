@@ -181,7 +181,7 @@ def _fuses(node: Node, binary: Any, unary: Any) -> bool:
         return False
     if node.target is ipex.linear.default:
         return "none" in (binary, unary)
-    conv_args = ConvArgs(*node.args)  # type: ignore[arg-type]
+    conv_args = ConvArgs.of(node)
     several = conv_args.transposed or conv_args.groups != 1
     if several or not (compat.adds_to_one_pixel() or _has_pixels(node)):
         return bool(binary == "none")
@@ -244,9 +244,7 @@ def _lay_over_a_plane(graph: torch.fx.Graph, node: Node) -> None:
 
 def args_of(node: Node) -> ConvArgs | LinearArgs:
     """Return the arguments of a call of `ipex::conv` or `ipex::linear` by name."""
-    names: Any = ConvArgs if node.target is ipex.conv.default else LinearArgs
-    args: ConvArgs | LinearArgs = names(*node.args)
-    return args
+    return ConvArgs.of(node) if node.target is ipex.conv.default else LinearArgs.of(node)
 
 
 def name_of(node: Node) -> str:
