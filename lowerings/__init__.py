@@ -53,6 +53,7 @@ def _register() -> None:
         weight_stationary,
     )
     from ipex_inductor.lowerings.pointwise import cat, foreach, moments, relu_masks
+    from ipex_inductor.lowerings.quant import int8
 
     blocked.register()
     cat.register()
@@ -63,6 +64,7 @@ def _register() -> None:
     skinny.register()
     foreach.register()
     glu.register()
+    int8.register()
     cached_primitives.register()
     linear.register()
     moments.register()
@@ -91,7 +93,8 @@ def _read_memory() -> None:
     from ipex_inductor.templates.cpu import cached_primitives
 
     ours = torch.ops.ipex
-    calls = (ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd)
+    calls: list[Any] = [ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd]
+    calls += [ours.int8_conv, ours.int8_linear, ours.int8_max_pool]
     add_needs_realized_inputs([*(call.default for call in calls), cached_primitives.KEPT_CONV])  # type: ignore[no-untyped-call]
 
 

@@ -196,6 +196,7 @@ def _joint_pass(
         prologue: True if weight preprocessing is split off.
         strides: the pass that restores output strides.
     """
+    from ipex_inductor.lowerings.quant import int8
     from ipex_inductor.lowerings.select.library import Chooser
     from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.pass_context import PassSettings
@@ -212,6 +213,7 @@ def _joint_pass(
         request.training,
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
         low_precision if prologue else frozenset(),
+        functools.partial(int8.why_not, packaged or bool(folder and folder.level)),
     )
     return JointPass(
         request.identity(selected, folder.level if folder else None),

@@ -35,6 +35,9 @@ from ipex_inductor.ops.pointwise import (
     moments,
     relu_masks,
 )
+from ipex_inductor.ops.quant import (
+    int8,
+)
 
 __all__ = [
     "batch_norm_relu",
@@ -48,6 +51,7 @@ __all__ = [
     "fprop",
     "glu",
     "grouped",
+    "int8",
     "linear",
     "moments",
     "pool",

@@ -25,6 +25,7 @@ from ipex_inductor.passes.fusion import (
 from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
 from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
+from ipex_inductor.passes.quant import products, values
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
 from ipex_inductor.reporting.decisions import GraphReport
@@ -56,6 +57,11 @@ def _fuse_attention(c: PassContext) -> None:
 
 def _apply_rules(c: PassContext) -> None:
     apply_rules(RULES, c.graph, c.weights, c.settings.rules_off, c.report)
+
+
+def _quantize_products(c: PassContext) -> None:
+    if products.quantize_products(c.graph, c.report, c.settings.why_not_int8):
+        c.prefers_channels_last = True  # the kernels read and write it
 
 
 def _join_linears(c: PassContext) -> None:
@@ -100,6 +106,13 @@ def _hide_misread_attention(c: PassContext) -> None:
 
 # All passes in order: a graph goes through those of its kind that are not switched off.
 PASSES = (
+    # Rules are for weights, among which are dequantized ones.
+    Pass(
+        "quantized weights",
+        INFERENCE,
+        lambda c: values.compute_zeros_from_scales(c.graph),
+        products.NAME,
+    ),
     # Patterns do not see through clones and views without effect.
     Pass("no-ops", INFERENCE, lambda c: drop_noops(c.graph), ANY_RULE),
     # Inductor's heuristic counts torch's convolutions, which rules replace.
@@ -111,6 +124,8 @@ PASSES = (
     # A rule reports a softmax as left to Inductor, which may be of an attention.
     Pass("attention", INFERENCE, _fuse_attention, attention.NAME),
     Pass("rules", INFERENCE, _apply_rules, ANY_RULE),
+    # Products have their epilogues by now.
+    Pass("int8 products", INFERENCE, _quantize_products, products.NAME),
     # Only layers that no rule fused are joined.
     Pass("linears on one input", INFERENCE, _join_linears, shared_input.NAME),
     # Convolutions of ours are converted too; calls are chosen for the converted layout.

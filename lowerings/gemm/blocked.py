@@ -19,16 +19,13 @@ class OurCall(ir.ExternKernelOut):
 
     inputs: list[Any]
     imported = blocked.__name__
+    function = "call"  # of that module
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and once per graph what it depends on."""
         if V.graph.cpp_wrapper:
             self.codegen_comment(wrapper)
-            if not hasattr(wrapper, "ipex_kernels"):
-                packaged = V.graph.aot_mode  # A package runs without Python.
-                wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if packaged else ""
-                declarations = cpu_library.declarations(packaged)
-                wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declarations)
+            self.declare(wrapper)
             call = f"/* {self.python_kernel_name} */ {self.in_cpp()}"
             if config.cpp.enable_kernel_profile:  # as Inductor records its own kernels
                 name = self.python_kernel_name
@@ -37,8 +34,17 @@ class OurCall(ir.ExternKernelOut):
             else:
                 wrapper.writeline(call)
             return
-        wrapper.add_import_once(f"from {self.imported} import call as {self.python_kernel_name}")
+        name = f"{self.function} as {self.python_kernel_name}"
+        wrapper.add_import_once(f"from {self.imported} import {name}")
         super().codegen(wrapper)
+
+    def declare(self, wrapper: Any) -> None:
+        """Write once per graph what calls in C++ depend on."""
+        if not hasattr(wrapper, "ipex_kernels"):
+            packaged = V.graph.aot_mode  # A package runs without Python.
+            wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if packaged else ""
+            declarations = cpu_library.declarations(packaged)
+            wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declarations)
 
     def in_cpp(self) -> str:
         """Return the C++ statement of the call."""
@@ -80,7 +86,8 @@ def without_gaps(x: Any, image: bool = False) -> Any:
         image: whether the strides are channels-last.
     """
     x = ir.ExternKernel.realize_input(x)
-    order = [3, 0, 2, 1] if image else [*reversed(range(len(x.get_size())))]
+    dims = len(x.get_size())
+    order = [dims - 1, 0, *reversed(range(1, dims - 1))] if image else [*reversed(range(dims))]
     strides = ir.FlexibleLayout.stride_ordered(x.get_size(), order)
     return ir.ExternKernel.require_exact_strides(x, strides)
 

@@ -97,12 +97,18 @@ def is_paired() -> bool:
     return architecture() in PAIRED
 
 
-def source(beside_torch: bool = False) -> str:
-    """Return the C++ for the target CPU; `beside_torch`: as part of code with torch's headers."""
+def source(beside_torch: bool = False, parts: tuple[str, ...] = PARTS, more: str = "") -> str:
+    """Return the C++ for the target CPU.
+
+    Args:
+        beside_torch: whether it is part of code with torch's headers.
+        parts: names of the files.
+        more: text behind them.
+    """
     settings = {"BF16_PRODUCTS": is_paired(), "BESIDE_TORCH": beside_torch}
     defined = (f"#define {name} {value:d}" for name, value in settings.items())
-    texts = (Path(__file__).with_name(name).read_text() for name in PARTS)
-    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *texts, END])
+    texts = (Path(__file__).with_name(name).read_text() for name in parts)
+    return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *texts, more, END])
 
 
 def declarations(inside: bool) -> str:

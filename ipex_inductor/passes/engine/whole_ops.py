@@ -195,7 +195,7 @@ def keep_strides(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     It is for a call that replaced another one and has the `val` of that one.
     """
     promised = node.meta["val"]
-    value = _compute_value(node)
+    value = compute_value(node)
     if lies_alike(value, promised):
         return
     node.meta["val"], readers = value, list(node.users)
@@ -211,11 +211,12 @@ def copy_restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: Tensor) -> 
         with graph.inserting_after(last):
             last = graph.call_function(op, (last, *args), kwargs)
         last.meta = {**node.meta, "val": None}
-        last.meta["val"] = _compute_value(last)
+        last.meta["val"] = compute_value(last)
     return last
 
 
-def _compute_value(node: torch.fx.Node) -> Any:
+def compute_value(node: torch.fx.Node) -> Any:
+    """Return the fake value of a call on the fake values of its arguments."""
     args, kwargs = map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     fake_mode = detect_fake_mode([n.meta["val"] for n in node.all_input_nodes])
     assert fake_mode is not None

@@ -15,6 +15,7 @@ from torch._inductor.virtualized import V
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import compat, ops  # noqa: F401  registers the ipex:: ops
+from ipex_inductor.passes.quant.values import is_dequantize, is_quantize
 from ipex_inductor.reporting.decisions import GraphReport
 
 Node = torch.fx.Node
@@ -29,6 +30,7 @@ WEIGHT = 1
 IMAGES: dict[Any, tuple[int, ...]] = {
     aten.convolution.default: (0,),
     torch.ops.ipex.conv.default: (0, 3),
+    torch.ops.ipex.int8_conv.default: (0, 4),
 }
 
 # Ops that are equally fast in the layout of their input, besides all pointwise ops.
@@ -44,6 +46,7 @@ FOLLOWING = frozenset(
         aten.max_pool2d_with_indices.default,
         aten.mean.dim,
         inductor_prims._low_memory_max_pool_with_offsets,
+        torch.ops.ipex.int8_max_pool.default,
     }
 )
 
@@ -206,7 +209,7 @@ class _Conversion:
 
 def _follows(node: Node) -> bool:
     """Return whether a node gives equal results in another layout: no strides, no random draws."""
-    if node.target in FOLLOWING:
+    if node.target in FOLLOWING or is_quantize(node) or is_dequantize(node):
         return True
     tags = getattr(node.target, "tags", ())
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags

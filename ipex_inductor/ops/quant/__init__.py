@@ -1,0 +1,1 @@
+"""Ops on 8-bit integers."""

@@ -1,0 +1,343 @@
+"""Convolutions and linear layers on 8-bit integers, with their epilogue and requantization.
+
+The integers of an activation stand for `(x - zero_point) * scale`, those of a weight for
+`w * scale[o]`. A result is computed in fp32 from exact integer sums, and rounded once.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ipex_inductor.ops.common import epilogue
+from ipex_inductor.ops.common.defining import Arguments, fake, op
+from ipex_inductor.ops.conv.conv import CHANNELS_LAST
+
+PANEL = 16  # output channels that lie together in an arranged weight
+UNIT = 64  # K of an arranged weight is padded to a multiple of it
+INTEGERS = (torch.uint8, torch.int8)
+SHIFT = 128  # added to signed activations, which kernels read unsigned
+SCALES = 7  # elements that `int8_scales` returns
+
+
+def is_depthwise(shape: Sequence[int], groups: int) -> bool:
+    """Return whether a convolution on a weight [O, C / groups, *window] has one channel a group."""
+    return groups > 1 and shape[1] == 1
+
+
+def arranged_size(shape: Sequence[int], groups: int) -> int:
+    """Return the elements of an arranged weight of shape [O, C / groups, *window]."""
+    if is_depthwise(shape, groups):
+        return math.prod(shape)
+    depth = math.prod(shape[1:])
+    return groups * -(-(shape[0] // groups) // PANEL) * PANEL * (-(-depth // UNIT) * UNIT)
+
+
+@op("int8_weight")
+def int8_weight(weight: Tensor, groups: int) -> Tensor:
+    """Return a weight arranged for the kernel.
+
+    Args:
+        weight: [O, C / groups, *window] in int8.
+        groups: number of groups.
+
+    Returns:
+        Flat, in panels of 16 output channels: [groups, O / groups / 16, K / 4, 16, 4], where K
+            counts taps, then channels, zero-padded; of depthwise convolutions [taps, O].
+    """
+    taps_last = weight.flatten(2) if weight.dim() > 2 else weight.unsqueeze(2)
+    if is_depthwise(weight.shape, groups):
+        return taps_last[:, 0].t().flatten()
+    outs, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
+    rows = taps_last.transpose(1, 2).reshape(groups, outs, depth)
+    padded = F.pad(rows, (0, -depth % UNIT, 0, -outs % PANEL))
+    panels = padded.view(groups, -1, PANEL, padded.shape[2] // 4, 4)
+    return panels.transpose(2, 3).flatten()
+
+
+@int8_weight.register_fake
+def _(weight: Tensor, groups: int) -> Tensor:
+    return weight.new_empty(arranged_size(weight.shape, groups))
+
+
+@op("int8_factors")
+def int8_factors(
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    shift: int,
+    groups: int,
+) -> Tensor:
+    """Return what turns integer sums into values: a factor and an offset of each output channel.
+
+    Args:
+        x_scale: one element.
+        x_zero_point: one element.
+        weight: [O, C / groups, *window] in int8.
+        weight_scale: [O], or one element.
+        bias: [O], or None.
+        shift: 128 if the kernel adds it to signed activations, else 0.
+        groups: number of groups.
+
+    Returns:
+        [2, O] in fp32. The kernel pads with the zero point, so a sum is too large by the zero point
+            times the sum of the weight; depthwise convolutions subtract it before.
+    """
+    factors = (x_scale.double() * weight_scale.double()).expand(len(weight))
+    offsets = factors.new_zeros(len(weight)) if bias is None else bias.double()
+    if not is_depthwise(weight.shape, groups):
+        totals = weight.flatten(1).sum(1, dtype=torch.int64)
+        offsets = offsets - factors * totals * (x_zero_point + shift)
+    return torch.stack([factors, offsets]).float()
+
+
+@int8_factors.register_fake
+def _(
+    x_scale: Tensor,
+    x_zero_point: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor | None,
+    shift: int,
+    groups: int,
+) -> Tensor:
+    return weight.new_empty(2, weight.shape[0], dtype=torch.float32)
+
+
+@op("int8_scales")
+def int8_scales(
+    x_zero_point: Tensor,
+    other_scale: Tensor | None,
+    other_zero_point: Tensor | None,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    least: int,
+    most: int,
+) -> Tensor:
+    """Return the scales of whole tensors, as the kernel reads them.
+
+    Args:
+        x_zero_point: one element.
+        other_scale: one element, or None if the addend is no tensor of integers.
+        other_zero_point: one element, or None.
+        scale: the result's, one element; None if the result is not quantized.
+        zero_point: the result's, one element, or None.
+        least: the least integer of the result.
+        most: the largest integer of the result.
+
+    Returns:
+        [7] in fp32: the zero point of x; scale and zero point of the addend; of the result the
+            inverse of the scale, the zero point, and the least and largest distance from it.
+    """
+    own = 1.0 if scale is None else 1.0 / scale.float()
+    shift = torch.zeros(()) if zero_point is None else zero_point
+    numbers = (x_zero_point, other_scale, other_zero_point, own, shift, least - shift, most - shift)
+    flat = [torch.as_tensor(0.0 if n is None else n).float().reshape(()) for n in numbers]
+    return torch.stack(flat)
+
+
+@int8_scales.register_fake
+def _(
+    x_zero_point: Tensor,
+    other_scale: Tensor | None,
+    other_zero_point: Tensor | None,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    least: int,
+    most: int,
+) -> Tensor:
+    return x_zero_point.new_empty(SCALES, dtype=torch.float32)
+
+
+@op("int8_conv")
+def int8_conv(
+    x: Tensor,
+    weight: Tensor,
+    factors: Tensor,
+    scales: Tensor,
+    other: Tensor | None,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return `unary(binary(convolution(x, w) + bias, other), *scalars)` of integers.
+
+    Args:
+        x: [B, C, *size] in uint8 or int8, over two or three dimensions.
+        weight: [O, C / groups, *window] as `ipex::int8_weight` arranges it.
+        factors: [2, O] of `ipex::int8_factors`.
+        scales: [7] of `ipex::int8_scales`.
+        other: as the result, in fp32, bf16, uint8 or int8.
+        window: size of the kernel.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        groups: number of groups.
+        binary: name in `ops/common/epilogue.py`.
+        unary: name in `ops/common/epilogue.py`.
+        scalars: arguments of the unary.
+        dtype: of the result: fp32, bf16, or uint8 or int8 by the scales.
+
+    Returns:
+        [B, O, *size']: channels-last if x is, else contiguous.
+    """
+    outs = factors.shape[1]
+    plain = plain_weight(weight, [outs, x.shape[1] // groups, *window], groups)
+    convolve = F.conv2d if x.dim() == 4 else F.conv3d
+    values = x.double() - scales[0]
+    sums = convolve(values, plain.double(), None, stride, padding, dilation, groups)
+    total = plain.flatten(1).sum(1, dtype=torch.int64)
+    result = _finish(sums, x, total, factors, scales, other, 1, groups, (binary, unary, scalars))
+    return _like(x, _quantize(result, scales, dtype))
+
+
+@fake(int8_conv)
+def _(call: Arguments) -> object:
+    sizes = [call.x.shape[0], call.factors.shape[1]]
+    axes = zip(call.x.shape[2:], call.window, call.stride, call.padding, call.dilation, strict=True)
+    for size, taps, stride, padding, dilation in axes:
+        sizes.append((size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1)
+    return _like(call.x, call.x.new_empty(sizes, dtype=call.dtype))
+
+
+@op("int8_linear")
+def int8_linear(
+    x: Tensor,
+    weight: Tensor,
+    factors: Tensor,
+    scales: Tensor,
+    other: Tensor | None,
+    binary: str,
+    unary: str,
+    scalars: list[float],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return `unary(binary(x @ w.T + bias, other), *scalars)` of integers.
+
+    Args:
+        x: [..., K] in uint8 or int8.
+        weight: [N, K] as `ipex::int8_weight` arranges it.
+        factors: [2, N] of `ipex::int8_factors`.
+        scales: [7] of `ipex::int8_scales`.
+        other: as the result, in fp32, bf16, uint8 or int8.
+        binary: name in `ops/common/epilogue.py`.
+        unary: name in `ops/common/epilogue.py`.
+        scalars: arguments of the unary.
+        dtype: of the result: fp32, bf16, or uint8 or int8 by the scales.
+
+    Returns:
+        [..., N], contiguous.
+    """
+    plain = plain_weight(weight, [factors.shape[1], x.shape[-1]], 1)
+    sums = F.linear(x.double() - scales[0], plain.double())
+    total = plain.sum(1, dtype=torch.int64)
+    result = _finish(sums, x, total, factors, scales, other, -1, 1, (binary, unary, scalars))
+    return _quantize(result, scales, dtype).contiguous()
+
+
+@fake(int8_linear)
+def _(call: Arguments) -> object:
+    return call.x.new_empty((*call.x.shape[:-1], call.factors.shape[1]), dtype=call.dtype)
+
+
+@op("int8_max_pool")
+def int8_max_pool(
+    x: Tensor,
+    window: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    ceil_mode: bool,
+) -> Tensor:
+    """Return the maxima of windows of [B, C, H, W] in uint8 or int8, in the memory format of x.
+
+    Args:
+        x: the activation.
+        window: size of the window.
+        stride: of each dimension.
+        padding: of each dimension; pixels there are never the maximum.
+        dilation: of each dimension.
+        ceil_mode: whether windows may begin within the last stride.
+    """
+    pooled = F.max_pool2d(x.float(), window, stride, padding, dilation, ceil_mode)
+    return _like(x, pooled.to(x.dtype))
+
+
+@fake(int8_max_pool)
+def _(call: Arguments) -> object:
+    words = call.window, call.stride, call.padding, call.dilation, call.ceil_mode
+    pooled = F.max_pool2d(call.x.new_empty(call.x.shape, dtype=torch.float32), *words)
+    return _like(call.x, call.x.new_empty(pooled.shape))
+
+
+def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:
+    """Return a weight of shape [O, C / groups, *window], undoing `ipex::int8_weight`."""
+    taps = math.prod(shape[2:])
+    if is_depthwise(shape, groups):
+        return arranged.view(taps, shape[0]).t().reshape(list(shape))
+    outs, depth = shape[0] // groups, shape[1] * taps
+    padded = -(-depth // UNIT) * UNIT
+    rows = arranged.view(groups, -1, padded // 4, PANEL, 4).transpose(2, 3)
+    rows = rows.reshape(groups, -1, padded)[:, :outs, :depth]
+    return rows.reshape(shape[0], taps, shape[1]).transpose(1, 2).reshape(list(shape))
+
+
+def _finish(
+    sums: Tensor,
+    x: Tensor,
+    totals: Tensor,
+    factors: Tensor,
+    scales: Tensor,
+    other: Tensor | None,
+    axis: int,
+    groups: int,
+    epilogue_words: tuple[str, str, Sequence[float]],
+) -> Tensor:
+    """Return the epilogue of exact sums of `(x - zero point) * w`.
+
+    Args:
+        sums: in fp64.
+        x: the activation.
+        totals: [O], the sum of each output channel's weights.
+        factors: [2, O].
+        scales: [7].
+        other: the addend, or None.
+        axis: the dimension of output channels.
+        groups: number of groups.
+        epilogue_words: binary, unary, and scalars of the unary.
+    """
+    shape = [1] * sums.dim()
+    shape[axis] = -1
+    factor, offset = (row.double().view(shape) for row in factors)
+    # The offset holds the zero point times the totals, which these sums do not contain.
+    is_depthwise_sum = groups > 1 and groups == x.shape[1]
+    shift = scales[0].double() + (SHIFT if x.dtype == torch.int8 else 0)
+    more = 0.0 if is_depthwise_sum else factor * totals.view(shape) * shift
+    value = (sums * factor + offset + more).float()
+    if other is not None and other.dtype in INTEGERS:
+        other = (other.float() - scales[2]) * scales[1]
+    return epilogue.apply(value, None if other is None else other.float(), *epilogue_words)
+
+
+def _quantize(value: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype not in INTEGERS:
+        return value.to(dtype)
+    steps = torch.round(value * scales[3]).clamp(scales[5], scales[6])
+    return (steps + scales[4]).to(dtype)
+
+
+def _like(x: Tensor, result: Tensor) -> Tensor:
+    """Return `result` in the memory format of `x`."""
+    last = CHANNELS_LAST[x.dim()]
+    is_last = x.is_contiguous(memory_format=last) and not x.is_contiguous()
+    return result.contiguous(memory_format=last if is_last else torch.contiguous_format)

@@ -1,0 +1,321 @@
+"""Compute convolutions and linear layers between quantized values on their integers.
+
+The pass runs behind the fusion rules: a product has its addend and its activation by then. It
+becomes one call on integers if it reads dequantized values and a dequantized weight. A quantize
+node behind it is part of the call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ipex_inductor.ops.conv.conv import ConvArgs
+from ipex_inductor.ops.gemm.linear import LinearArgs
+from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT
+from ipex_inductor.passes.engine.packable import find_symbols, is_transpose
+from ipex_inductor.passes.engine.source import user_line
+from ipex_inductor.passes.engine.whole_ops import compute_value, keep_strides
+from ipex_inductor.passes.quant.values import (
+    CASTS,
+    Quantized,
+    Reader,
+    is_quantize,
+    is_zero,
+    read_result,
+    read_weight,
+)
+from ipex_inductor.reporting.decisions import GraphReport
+from ipex_inductor.templates.cpu import int8
+
+Node = torch.fx.Node
+aten, ipex = torch.ops.aten, torch.ops.ipex
+
+NAME = "int8"
+FLOATS = (torch.float32, torch.bfloat16)
+# Moves of elements between a product and its quantization, which integers take instead.
+RESHAPES = {aten.view.default: aten.reshape.default}
+MOVES = {*RESHAPES, aten.reshape.default, aten.permute.default, aten.unsqueeze.default}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A convolution or linear layer of the graph with its epilogue.
+
+    Args:
+        x: the activation.
+        weight: the weight [O, K] or [O, C / groups, *window].
+        bias: [O], or None.
+        other: the addend, or None.
+        window: stride, padding, dilation and groups of a convolution; None for a linear layer.
+        binary: name in `ops/common/epilogue.py`.
+        unary: name in `ops/common/epilogue.py`.
+        scalars: arguments of the unary.
+    """
+
+    x: Any
+    weight: Any
+    bias: Any = None
+    other: Any = None
+    window: tuple[Any, ...] | None = None
+    binary: str = "none"
+    unary: str = "none"
+    scalars: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the name as rules spell it: `conv+add+relu`."""
+        parts = ["linear" if self.window is None else "conv", self.binary, self.unary]
+        return "+".join(part for part in parts if part != "none")
+
+
+class _Refused(Exception):
+    """A product that stays in floating point; the text says why."""
+
+
+def quantize_products(
+    graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], str | None]
+) -> int:
+    """Compute products between quantized values on integers; return how many.
+
+    Args:
+        graph: the graph, changed in place.
+        report: gets the decisions.
+        why_not: returns why the kernels are not available, or None.
+    """
+    reader, count = Reader(graph), 0
+    for node in list(graph.nodes):
+        product = READERS[node.target](node) if node.target in READERS else None
+        x = reader.read(product.x) if product else None
+        weight = read_weight(product.weight) if product else None
+        if product is None or x is None or weight is None:
+            continue
+        try:
+            if reason := why_not():
+                raise _Refused(reason)
+            other = reader.read(product.other) if product.binary == "add" else None
+            replaced = _insert_call(graph, node, product, x, weight, other)
+        except _Refused as refusal:
+            report.add("missed", f"int8 {product.name}", str(refusal), user_line(node))
+            continue
+        count += 1
+        ends = "" if replaced is node else "+quantize"
+        report.add("fired", f"int8 {product.name}{ends}", where=user_line(node))
+    graph.eliminate_dead_code()
+    return count
+
+
+def _insert_call(
+    graph: torch.fx.Graph,
+    node: Node,
+    product: Product,
+    x: Quantized,
+    weight: Quantized,
+    other: Quantized | None,
+) -> Node:
+    """Replace a product, and the quantize node behind it, by a call on integers.
+
+    Args:
+        graph: the graph, changed in place.
+        node: the node of the product.
+        product: its arguments.
+        x: the integers of the activation.
+        weight: the integers of the weight.
+        other: the integers of the addend; None for an addend in floating point, or none.
+
+    Returns:
+        The last node that the call replaced: the quantize node, or the product.
+    """
+    _check(node, product, x, weight)
+    end, moves = _quantize_behind(node)
+    result = read_result(end) if end else None
+    dtype = _value(end or node).dtype
+    addend = other.integers if other else product.other
+    _check_addend(node, addend)
+    last = end or node
+    with graph.inserting_before(last):
+        builder = _Builder(graph, weight.integers)
+        tensors = builder.arrange_weight(product, x, weight)
+        scales = builder.join_scales(x, other, result)
+        words = (product.binary, product.unary, list(product.scalars), dtype)
+        op = ipex.int8_linear.default if product.window is None else ipex.int8_conv.default
+        window = _window_of(product, weight)
+        call = builder.call(op, x.integers, *tensors, scales, addend, *window, *words)
+        call.meta = {**node.meta, "val": call.meta["val"]}
+        for target, rest in moves:
+            call = builder.call(RESHAPES.get(target, target), call, *rest)
+    call.meta["val"] = _value(last)
+    last.replace_all_uses_with(call)
+    graph.erase_node(last)
+    keep_strides(graph, call)
+    return last
+
+
+class _Builder:
+    """Adds nodes at the insertion point of a graph, for a product on one weight."""
+
+    def __init__(self, graph: torch.fx.Graph, weight: Node) -> None:
+        self.graph, self.weight = graph, weight
+
+    def call(self, target: Any, *args: Any) -> Node:
+        """Return a new call with its fake value."""
+        node: Node = self.graph.call_function(target, args)
+        node.meta["val"] = compute_value(node)
+        return node
+
+    def arrange_weight(
+        self, product: Product, x: Quantized, weight: Quantized
+    ) -> tuple[Node, Node]:
+        """Return the arranged weight, and the factors and offsets of its output channels."""
+        groups = product.window[-1] if product.window else 1
+        arranged = self.call(ipex.int8_weight.default, weight.integers, groups)
+        own = (*self.numbers(x), weight.integers, self.number(weight.scale), product.bias)
+        shift = SHIFT if _value(x.integers).dtype == torch.int8 else 0
+        return arranged, self.call(ipex.int8_factors.default, *own, shift, groups)
+
+    def join_scales(self, x: Quantized, other: Quantized | None, result: Quantized | None) -> Node:
+        """Return the tensor of the scales of an activation, an addend and a result."""
+        others = self.numbers(other) if other else (None, None)
+        own = self.numbers(result) if result else (None, None)
+        bounds = (result.least, result.most) if result else (0, 0)
+        zero_point = self.numbers(x)[1]
+        return self.call(ipex.int8_scales.default, zero_point, *others, *own, *bounds)
+
+    def numbers(self, value: Quantized) -> tuple[Node, Node]:
+        """Return the scale and the zero point of a tensor as nodes."""
+        return self.number(value.scale), self.number(value.zero_point, torch.int64)
+
+    def number(self, value: Any, dtype: torch.dtype = torch.float32) -> Node:
+        """Return a node of one element: a number's is computed from the weight's node.
+
+        So it is work on weights alone, which is done once.
+        """
+        if isinstance(value, Node):
+            return value
+        args = (self.weight, [], 0 if value is None else value)
+        node = self.graph.call_function(aten.new_full.default, args, {"dtype": dtype})
+        node.meta["val"] = compute_value(node)
+        return node
+
+
+def _window_of(product: Product, weight: Quantized) -> tuple[Any, ...]:
+    if product.window is None:
+        return ()
+    stride, padding, dilation, groups = product.window
+    sizes = list(_value(weight.integers).shape[2:])
+    return sizes, list(stride), list(padding), list(dilation), groups
+
+
+def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> None:
+    """Raise `_Refused` if no kernel is for a product."""
+    value, weight_value = _value(x.integers), _value(weight.integers)
+    if value.device.type != "cpu":
+        raise _Refused(f"no int8 kernel for {value.device.type} yet: it is computed as a float")
+    if value.dtype not in INTEGERS or weight_value.dtype != torch.int8:
+        raise _Refused(f"kernels take 8-bit activations and int8 weights, not {value.dtype}")
+    if x.axis is not None or not is_zero(weight.zero_point) or weight.axis not in (None, 0):
+        raise _Refused("the weight is not symmetric with a scale of each output channel")
+    if not all(isinstance(size, int) for size in weight_value.shape):
+        raise _Refused("the size of the weight varies")
+    if _value(node).dtype not in FLOATS:
+        raise _Refused(f"kernels have no results in {_value(node).dtype}")
+    if product.unary not in int8.UNARY or product.binary not in int8.BINARY:
+        raise _Refused(f"kernels have no {product.name}")
+    if find_symbols(scalars=list(product.scalars)):
+        raise _Refused("a number of the activation varies with sizes")
+    if product.window is not None:
+        stride, padding, dilation, groups = product.window
+        window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        if reason := find_symbols(**window):
+            raise _Refused(reason)
+        if value.dim() != weight_value.dim() or value.dim() not in (4, 5):
+            raise _Refused("kernels are for batches over two or three dimensions")
+
+
+def _check_addend(node: Node, addend: Any) -> None:
+    """Raise `_Refused` unless the kernel reads the addend as it is: of the result's shape."""
+    if addend is None:
+        return
+    if not isinstance(addend, Node):
+        raise _Refused("the addend is a number")
+    value = _value(addend)
+    if value.dtype not in int8.NUMBERS:
+        raise _Refused(f"kernels take no addend in {value.dtype}")
+    if [*value.shape] != [*_value(node).shape]:
+        raise _Refused("the addend has another shape than the result")
+
+
+def _quantize_behind(node: Node) -> tuple[Node | None, list[tuple[Any, tuple[Any, ...]]]]:
+    """Return the quantize node that alone reads a product, and the moves of elements between them.
+
+    Casts between float dtypes are passed: the kernel rounds once.
+    """
+    moves: list[tuple[Any, tuple[Any, ...]]] = []
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.op != "call_function" or user.args[:1] != (node,):
+            break
+        if is_quantize(user):
+            return (user, moves) if _value(user).dtype in INTEGERS else (None, [])
+        if user.target in MOVES:
+            moves.append((user.target, user.args[1:]))
+        elif user.target not in CASTS or not _value(user).dtype.is_floating_point:
+            break
+        node = user
+    return None, []
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"]
+
+
+def _of_convolution(node: Node) -> Product | None:
+    x, weight, bias, *window = node.args
+    stride, padding, dilation, transposed, _, groups = window
+    if transposed:
+        return None
+    return Product(x, weight, bias, None, (stride, _padding(padding, stride), dilation, groups))
+
+
+def _of_conv(node: Node) -> Product | None:
+    args = ConvArgs.of(node)
+    if args.transposed or args.packed:
+        return None
+    window = (args.stride, _padding(args.padding, args.stride), args.dilation, args.groups)
+    words = (args.binary, args.unary, tuple(args.scalars))
+    return Product(args.x, args.weight, args.bias, args.other, window, *words)
+
+
+def _padding(padding: Any, stride: Any) -> Any:
+    """Return the padding of each dimension: "valid" comes as one zero."""
+    return list(padding) * len(stride) if len(padding) == 1 else padding
+
+
+def _of_linear(node: Node) -> Product | None:
+    args = LinearArgs.of(node)
+    words = (args.binary, args.unary, tuple(args.scalars))
+    return Product(args.x, args.weight, args.bias, args.other, None, *words)
+
+
+def _of_addmm(node: Node) -> Product | None:
+    bias, x, weight = node.args
+    assert isinstance(weight, Node)
+    if node.kwargs or not is_transpose(weight) or _value(bias).dim() != 1:
+        return None
+    return Product(x, weight.args[0], bias)
+
+
+def _of_mm(node: Node) -> Product | None:
+    x, weight = node.args
+    assert isinstance(weight, Node)
+    return Product(x, weight.args[0]) if is_transpose(weight) else None
+
+
+READERS: dict[Any, Callable[[Node], Product | None]] = {
+    aten.convolution.default: _of_convolution,
+    aten.addmm.default: _of_addmm,
+    aten.mm.default: _of_mm,
+    ipex.conv.default: _of_conv,
+    ipex.linear.default: _of_linear,
+}

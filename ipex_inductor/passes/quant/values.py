@@ -1,0 +1,188 @@
+"""Read quantized values of a graph: integers, and the scale and zero point that they stand for.
+
+Graphs of `ipex_inductor.quantization` and of torchao have quantize and dequantize nodes of torch's
+`quantized_decomposed` ops around the ops that are quantized.
+"""
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ipex_inductor.passes.engine.whole_ops import compute_value
+
+Node = torch.fx.Node
+aten, prims = torch.ops.aten, torch.ops.prims
+
+ZEROS = aten.zeros_like.default
+POOL = prims._low_memory_max_pool_with_offsets.default
+CASTS = (prims.convert_element_type.default, aten._to_copy.default)
+# Ops that move integers without reading them.
+MOVES = frozenset(
+    {
+        aten.view.default,
+        aten.reshape.default,
+        aten.permute.default,
+        aten.transpose.int,
+        aten.t.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+        aten.expand.default,
+        aten.slice.Tensor,
+        aten.clone.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Integers and what they stand for: `(integers - zero_point) * scale`.
+
+    Args:
+        integers: node of a tensor in uint8 or int8.
+        scale: node of one element, or of as many as `axis` has; or a number.
+        zero_point: as the scale, or None for zero.
+        least: the least integer.
+        most: the largest integer.
+        axis: the dimension of the scales; None for a scale of the whole tensor.
+    """
+
+    integers: Node
+    scale: Node | float
+    zero_point: Node | int | None
+    least: int
+    most: int
+    axis: int | None = None
+
+
+def is_quantize(node: Any) -> bool:
+    """Return whether `node` quantizes a tensor by one scale."""
+    return _calls(node, "quantize_per_tensor")
+
+
+def is_dequantize(node: Any) -> bool:
+    """Return whether `node` dequantizes a tensor by one scale."""
+    return _calls(node, "dequantize_per_tensor")
+
+
+class Reader:
+    """Finds the integers behind nodes of one graph, through views, casts and max pools.
+
+    A view of dequantized values is the dequantized view of their integers, and so is a max pool.
+    Nodes for these integers are added once; unused ones are dead code.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.graph = graph
+        self._read: dict[Node, Quantized | None] = {}
+
+    def read(self, node: Any) -> Quantized | None:
+        """Return the integers that a node has dequantized, None for another node.
+
+        A cast to another float dtype is passed: kernels compute in fp32.
+        """
+        node = _without_casts(node)
+        if not isinstance(node, Node) or node.op != "call_function":
+            return None
+        if node not in self._read:
+            self._read[node] = self._read_anew(node)
+        return self._read[node]
+
+    def _read_anew(self, node: Node) -> Quantized | None:
+        if _calls(node, "dequantize_per_tensor"):
+            integers, scale, zero_point, least, most, *_ = _arguments(node)
+            return Quantized(integers, scale, zero_point, least, most)
+        if node.target in MOVES:
+            value = self.read(node.args[0])
+            op = aten.reshape.default if node.target is aten.view.default else node.target
+            args = node.args[1:]
+        elif node.target is operator.getitem and node.args[1] == 0:
+            pool: Any = node.args[0]
+            value = self.read(pool.args[0]) if pool.target is POOL else None
+            op = torch.ops.ipex.int8_max_pool.default
+            args = pool.args[1:]
+        else:
+            return None
+        if value is None:
+            return None
+        with self.graph.inserting_before(node):
+            integers = self.graph.call_function(op, (value.integers, *args), dict(node.kwargs))
+        integers.meta["val"] = compute_value(integers)
+        return replace(value, integers=integers)
+
+
+def read_result(node: Node) -> Quantized:
+    """Return the integers that a quantizing node makes, with their scale."""
+    _, scale, zero_point, least, most, *_ = _arguments(node)
+    return Quantized(node, scale, zero_point, least, most)
+
+
+def read_weight(node: Any) -> Quantized | None:
+    """Return the integers that a node dequantizes by a scale of each channel, None for another."""
+    node = _without_casts(node)
+    if _calls(node, "dequantize_per_tensor"):
+        integers, scale, zero_point, least, most, *_ = _arguments(node)
+        return Quantized(integers, scale, None if is_zero(zero_point) else zero_point, least, most)
+    if not _calls(node, "dequantize_per_channel"):
+        return None
+    integers, scale, zero_point, axis, least, most, *_ = _arguments(node)
+    return Quantized(
+        integers, scale, None if is_zero(zero_point) else zero_point, least, most, axis
+    )
+
+
+def _calls(node: Any, name: str) -> bool:
+    """Return whether a node calls an overload of torch's op `quantized_decomposed::<name>`."""
+    op = node.target if isinstance(node, Node) else None
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    return op._schema.name == f"quantized_decomposed::{name}"
+
+
+def is_zero(value: Any) -> bool:
+    """Return whether a number is zero, or a node is known to be full of zeros."""
+    if not isinstance(value, Node):
+        return value is None or value == 0
+    is_full_of_zeros = value.target is aten.full.default and bool(value.args[1] == 0)
+    return value.target is ZEROS or is_full_of_zeros
+
+
+def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:
+    """Have zero points of weights depend on the scales of weights.
+
+    A constant full of zeros is no work on weights alone; what reads it would not be done once.
+    """
+    for node in list(graph.nodes):
+        if not (_calls(node, "quantize_per_channel") or _calls(node, "dequantize_per_channel")):
+            continue
+        _, scale, zero_point, *_ = node.args
+        if not is_zero(zero_point) or zero_point.target is ZEROS:
+            continue
+        with graph.inserting_before(node):
+            dtype = zero_point.meta["val"].dtype
+            zeros = graph.call_function(ZEROS, (scale,), {"dtype": dtype})
+        zeros.meta["val"] = compute_value(zeros)
+        node.replace_input_with(zero_point, zeros)
+    graph.eliminate_dead_code()
+
+
+def _without_casts(node: Any) -> Any:
+    while isinstance(node, Node) and node.target in CASTS and _is_float(node):
+        if not _is_float(node.args[0]):
+            break
+        node = node.args[0]
+    return node
+
+
+def _is_float(node: Any) -> bool:
+    return isinstance(node, Node) and node.meta["val"].dtype.is_floating_point
+
+
+def _arguments(node: Node) -> list[Any]:
+    """Return the arguments of a call in the order of its schema, without defaults."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    named = dict(zip((a.name for a in node.target._schema.arguments), node.args, strict=False))
+    named.update(node.kwargs)
+    return [named[a.name] for a in node.target._schema.arguments if a.name in named]

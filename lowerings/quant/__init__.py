@@ -1,0 +1,1 @@
+"""Lowerings of ops on 8-bit integers."""

@@ -1,0 +1,144 @@
+"""Lowering of `ipex::int8_conv`, `int8_linear` and `int8_max_pool` to `templates/cpu/int8.py`."""
+
+import math
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.virtualized import V
+
+from ipex_inductor.lowerings.common.registering import register_by_name
+from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, without_gaps
+from ipex_inductor.ops.common.defining import Arguments
+from ipex_inductor.ops.conv.conv import CHANNELS_LAST
+from ipex_inductor.ops.quant.int8 import is_depthwise
+from ipex_inductor.templates.cpu import int8
+
+ipex = torch.ops.ipex
+
+
+class Int8Call(OurCall):
+    """Call of the kernel of convolutions and linear layers."""
+
+    imported = int8.__name__
+
+    def declare(self, wrapper: Any) -> None:
+        """Write once per graph what calls in C++ depend on."""
+        super().declare(wrapper)
+        if not hasattr(wrapper, "ipex_int8"):
+            wrapper.ipex_int8 = True
+            wrapper.define_kernel("ipex_int8", "", None, False, int8.DECLARED)
+
+    def in_cpp(self) -> str:
+        """Return the C++ statements of the call."""
+        x, weight, factors, scales, *others = self.inputs
+        window, binary, unary, scalars = self.constant_args
+        other = others[0] if others else None
+        sizes = _geometry(x.get_size(), self.get_size(), window)
+        alone = bool(window) and is_depthwise((0, x.get_size()[1] // window[-1]), window[-1])
+        ends = [int8.NUMBERS[x.get_dtype()], int8.NUMBERS[other.get_dtype()] if other else 0]
+        ends += [int8.NUMBERS[self.get_dtype()], binary, unary, int(alone)]
+        floats = ", ".join(map(_float_in_cpp, (*scalars, *[0] * int8.SCALARS)[: int8.SCALARS]))
+        addend = address(other) if other else "nullptr"
+        pointers = ", ".join([*map(address, (x, weight, factors, scales)), addend, address(self)])
+        return (
+            f"{{ const int64_t numbers[] = {{{_in_cpp([*sizes, *ends])}}}; "
+            f"const float scalars[] = {{{floats}}}; "
+            f"int8_convolve(numbers, scalars, {pointers}); }}"
+        )
+
+
+class Int8Pool(Int8Call):
+    """Call of the kernel of max pools."""
+
+    function = "pool"
+
+    def in_cpp(self) -> str:
+        """Return the C++ statements of the call."""
+        (x,) = self.inputs
+        window, stride, padding, dilation, _ = self.constant_args
+        sizes = int8.conv_numbers(
+            x.get_size(), self.get_size(), window, stride, padding, dilation, 1
+        )
+        is_signed = int(x.get_dtype() == torch.int8)
+        pointers = f"{is_signed}, {address(x)}, {address(self)}"
+        numbers = f"const int64_t numbers[] = {{{_in_cpp(sizes)}}};"
+        return f"{{ {numbers} int8_max_pool(numbers, {pointers}); }}"
+
+
+def _geometry(x: Any, out: Any, window: Any) -> list[Any]:
+    if window:
+        return int8.conv_numbers(x, out, *window)
+    return int8.linear_numbers(math.prod(x[:-1]), x[-1], out[-1])
+
+
+def _in_cpp(numbers: list[Any]) -> str:
+    return ", ".join(str(V.graph.wrapper_code.codegen_sizevar(n)) for n in numbers)
+
+
+def _float_in_cpp(number: float) -> str:
+    if math.isinf(number):
+        return "-INFINITY" if number < 0 else "INFINITY"
+    return f"{float(number)!r}f"
+
+
+def _lower_conv(call: Arguments) -> Any:
+    window = tuple(map(tuple, (call.window, call.stride, call.padding, call.dilation)))
+    return _lower(call, (*window, call.groups))
+
+
+def _lower_linear(call: Arguments) -> Any:
+    return _lower(call, ())
+
+
+def _lower(call: Arguments, window: tuple[Any, ...]) -> Any:
+    image = bool(window)
+    tensors = [without_gaps(call.x, image)]
+    tensors += [without_gaps(t) for t in (call.weight, call.factors, call.scales)]
+    tensors += [] if call.other is None else [without_gaps(call.other, image)]
+    words = int8.BINARY.index(call.binary), int8.UNARY.index(call.unary), tuple(call.scalars)
+    layout = _layout(call.x, image)
+    kernel = Int8Call(layout, tensors, (window, *words), python_kernel_name="ipex_int8")
+    return _as_traced(ir.TensorBox.create(kernel))
+
+
+def _lower_pool(call: Arguments) -> Any:
+    window = tuple(map(tuple, (call.window, call.stride, call.padding, call.dilation)))
+    constants = (*window, call.ceil_mode)
+    tensors = [without_gaps(call.x, image=True)]
+    kernel = Int8Pool(
+        _layout(call.x, True), tensors, constants, python_kernel_name="ipex_int8_pool"
+    )
+    return _as_traced(ir.TensorBox.create(kernel))
+
+
+def _layout(x: Any, image: bool) -> ir.FixedLayout:
+    """Return the layout of the kernel's result: the traced value's, but channels-last of images."""
+    value = V.graph.current_node.meta["val"]
+    if image:
+        value = value.contiguous(memory_format=CHANNELS_LAST[value.dim()])
+    return ir.FixedLayout(x.get_device(), value.dtype, *expressions(value))
+
+
+def _as_traced(result: Any) -> Any:
+    """Return `result` in the strides of the traced value, copied if the kernel has others."""
+    _, strides = expressions(V.graph.current_node.meta["val"])
+    return ir.ExternKernel.require_exact_strides(result, strides)
+
+
+def why_not(packaged: bool = False) -> str | None:
+    """Return why generated code cannot call the int8 kernels; None if it can.
+
+    Args:
+        packaged: whether the code is part of a package, or for other CPUs.
+    """
+    if packaged:
+        return "packages, and code for other CPUs, cannot call them"
+    return int8.why_not()
+
+
+def register() -> None:
+    """Add the lowerings to Inductor's registry."""
+    register_by_name(ipex.int8_conv.default, _lower_conv)
+    register_by_name(ipex.int8_linear.default, _lower_linear)
+    register_by_name(ipex.int8_max_pool.default, _lower_pool)

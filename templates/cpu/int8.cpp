@@ -1,0 +1,621 @@
+
+// Convolutions and matrix products of 8-bit integers, with their epilogue and requantization.
+//
+// A convolution is an implicit GEMM: M counts output pixels, N output channels, K the elements under
+// the kernel. Rows of A lie in the activation itself where the kernel is one pixel, else they are
+// gathered into a panel that stays in the second cache. The weight lies in panels of 16 output
+// channels, [K / 4, 16, 4], which one instruction of VNNI or one tile of AMX reads. CPUs without
+// either multiply in 16 bits, whose sums of pairs do not saturate.
+// Follows `vectors.cpp`. `int8.py` writes above: INT8_VNNI, 1 for AVX-512 VNNI and 2 for AVX-VNNI; and
+// INT8_AMX.
+#include <array>
+extern "C" int omp_get_max_threads();
+extern "C" long syscall(long number, ...);
+#if INT8_VNNI == 1
+#pragma GCC push_options
+#pragma GCC target("avx512vnni")
+#elif INT8_VNNI == 2
+#pragma GCC push_options
+#pragma GCC target("avxvnni")
+#endif
+
+namespace ipex {
+namespace {
+
+constexpr int64_t PANEL = 16;  // output channels that lie together in the weight
+constexpr int64_t UNIT = 64;   // K of a panel is a multiple of it: the bytes of a tile's row
+
+// As `ipex_inductor.templates.cpu.int8` numbers them.
+enum Number : int32_t { NOTHING, UINT8, INT8, FLOAT, BFLOAT16 };
+enum Binary : int32_t { NO_BINARY, ADD, MUL, SUB };
+enum Unary : int32_t {
+  NO_UNARY, RELU, GELU, GELU_TANH, SILU, SIGMOID, TANH,
+  ABS, ELU, EXP, HARDSIGMOID, HARDSWISH, HARDTANH, LEAKY_RELU, SQRT, SQUARE, UNARIES
+};
+
+struct Geometry {
+  int64_t batch, channels, size[3], out_channels, out[3], window[3], stride[3], padding[3],
+      dilation[3], groups;
+
+  int64_t pixels() const { return out[0] * out[1] * out[2]; }
+  int64_t rows() const { return batch * pixels(); }
+  int64_t taps() const { return window[0] * window[1] * window[2]; }
+  int64_t group_channels() const { return channels / groups; }
+  int64_t group_outs() const { return out_channels / groups; }
+  int64_t depth() const { return taps() * group_channels(); }
+  int64_t padded_depth() const { return (depth() + UNIT - 1) / UNIT * UNIT; }
+  int64_t panels() const { return (group_outs() + PANEL - 1) / PANEL; }
+
+  bool is_gemm() const {  // rows of A lie in the activation, one behind the other
+    bool plain = groups == 1 && taps() == 1;
+    for (int i = 0; i < 3; ++i) plain &= stride[i] == 1 && padding[i] == 0;
+    return plain;
+  }
+};
+
+// The scales of tensors, in the order in which `ipex::quantized_scales` returns them.
+struct Scales {
+  float x_zero_point, other_scale, other_zero_point, inverse_scale, zero_point, least, most;
+};
+
+struct Call {
+  Geometry g;
+  const uint8_t* x;
+  const int8_t* weight;
+  const float* factors;  // of each output channel, then as many offsets
+  const Scales* scales;
+  const void* other;
+  void* result;
+  int32_t x_number, other_number, result_number, binary, unary;
+  float scalars[2];
+};
+
+typedef uint8_t Bytes __attribute__((vector_size(WIDE)));
+typedef int8_t Chars __attribute__((vector_size(WIDE)));
+
+SHORT Vector as_floats(Ints values) { return __builtin_convertvector(values, Vector); }
+
+#ifdef __AVX512F__
+SHORT __m128i read_bytes(const void* from, int64_t count) {
+  return _mm_maskz_loadu_epi8(first(count), from);
+}
+
+SHORT Vector read(const uint8_t* from, int64_t count) {
+  return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(read_bytes(from, count)));
+}
+
+SHORT Vector read(const int8_t* from, int64_t count) {
+  return (Vector)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(read_bytes(from, count)));
+}
+
+SHORT Ints rounded(Vector value) { return (Ints)_mm512_cvtps_epi32((__m512)value); }
+
+SHORT void write_bytes(void* to, Ints values, int64_t count) {
+  _mm_mask_storeu_epi8(to, first(count), _mm512_cvtepi32_epi8((__m512i)values));
+}
+#else
+SHORT Vector read(const uint8_t* from, int64_t count) {
+  return as_floats(__builtin_convertvector(loaded<Bytes>(from, count), Ints));
+}
+
+SHORT Vector read(const int8_t* from, int64_t count) {
+  return as_floats(__builtin_convertvector(loaded<Chars>(from, count), Ints));
+}
+
+SHORT Ints rounded(Vector value) {  // to nearest, ties to even
+#ifdef __AVX__
+  return (Ints)_mm256_cvtps_epi32((__m256)value);
+#else
+  constexpr float NEAREST = 12582912;  // 1.5 * 2^23: a sum with it has no fraction
+  return __builtin_convertvector((value + NEAREST) - NEAREST, Ints);
+#endif
+}
+
+SHORT void write_bytes(void* to, Ints values, int64_t count) {
+  const Bytes bytes = __builtin_convertvector(values, Bytes);
+  stored((uint8_t*)to, bytes, count);
+}
+#endif
+
+template <int32_t unary>
+SHORT Vector activated(Vector x, const float* scalars) {
+  switch (unary) {
+    case RELU: return maximum(x, Vector{});
+    case GELU: return gelu(x);
+    case GELU_TANH: return gelu_tanh(x);
+    case SILU: return x * sigmoid(x);
+    case SIGMOID: return sigmoid(x);
+    case TANH: return tanh(x);
+    case ABS: return x < 0.f ? -x : x;
+    case ELU: return x < 0.f ? (exp(x) - 1.f) * scalars[0] : x;
+    case EXP: return exp(x);
+    case HARDSIGMOID: return limited(x + 3.f, 0, 6) / 6.f;
+    case HARDSWISH: return x * limited(x + 3.f, 0, 6) / 6.f;
+    case HARDTANH: return limited(x, scalars[0], scalars[1]);
+    case SQUARE: return x * x;
+    case SQRT:
+      for (int64_t i = 0; i < WIDE; ++i) x[i] = std::sqrt(x[i]);
+      return x;
+    case LEAKY_RELU: return x < 0.f ? x * scalars[0] : x;
+    default: return x;
+  }
+}
+
+// A vector of the addend as floats.
+SHORT Vector addend(const Call& c, int64_t at, int64_t count) {
+  const Scales& s = *c.scales;
+  switch (c.other_number) {
+    case UINT8: return (read((const uint8_t*)c.other + at, count) - s.other_zero_point) * s.other_scale;
+    case INT8: return (read((const int8_t*)c.other + at, count) - s.other_zero_point) * s.other_scale;
+    case FLOAT: return read((const float*)c.other + at, count);
+    default: return read((const c10::BFloat16*)c.other + at, count);
+  }
+}
+
+SHORT Vector combined(const Call& c, Vector value, int64_t at, int64_t count) {
+  switch (c.binary) {
+    case ADD: return value + addend(c, at, count);
+    case MUL: return value * addend(c, at, count);
+    case SUB: return value - addend(c, at, count);
+    default: return value;
+  }
+}
+
+SHORT void put(const Call& c, int64_t at, Vector value, int64_t count) {
+  const Scales& s = *c.scales;
+  switch (c.result_number) {
+    case FLOAT: return write((float*)c.result + at, value, count);
+    case BFLOAT16: return write((c10::BFloat16*)c.result + at, value, count);
+    default: {
+      const Vector scaled = limited(value * s.inverse_scale, s.least, s.most);
+      write_bytes((uint8_t*)c.result + at, rounded(scaled) + (int32_t)s.zero_point, count);
+    }
+  }
+}
+
+// Epilogue of `rows` rows from `row` on, and `columns` output channels from `channel` on. `sums` has
+// lines of `line` integers.
+template <int32_t unary>
+void finish(const Call& c, const int32_t* sums, int64_t line, int64_t row, int64_t rows,
+            int64_t channel, int64_t columns) {
+  const float *factors = c.factors + channel, *offsets = factors + c.g.out_channels;
+  for (int64_t j = 0; j < columns; j += WIDE) {
+    const int64_t count = std::min(WIDE, columns - j);
+    const Vector factor = read(factors + j, count), offset = read(offsets + j, count);
+    for (int64_t i = 0; i < rows; ++i) {
+      Ints integers;
+      std::memcpy(&integers, sums + i * line + j, sizeof integers);
+      const int64_t at = (row + i) * c.g.out_channels + channel + j;
+      Vector value = fused(as_floats(integers), factor, offset);
+      value = combined(c, value, at, count);
+      put(c, at, activated<unary>(value, c.scalars), count);
+    }
+  }
+}
+
+using Finish = decltype(&finish<NO_UNARY>);
+template <size_t... N>
+constexpr std::array<Finish, sizeof...(N)> finishes(std::index_sequence<N...>) {
+  return {finish<N>...};
+}
+constexpr auto FINISH = finishes(std::make_index_sequence<UNARIES>{});
+
+// Sums of 4 products each: unsigned bytes of `x` in all lanes times signed bytes of the weight.
+// TALL rows and PARTS vectors of columns have their sums in registers.
+#if INT8_VNNI == 1
+constexpr int64_t TALL = 6, PARTS = 4;
+SHORT Ints dot(Ints sums, Ints x, const int8_t* weight) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)x, _mm512_loadu_si512(weight));
+}
+#elif INT8_VNNI == 2
+constexpr int64_t TALL = 6, PARTS = 2;
+SHORT Ints dot(Ints sums, Ints x, const int8_t* weight) {
+  const __m256i w = _mm256_loadu_si256((const __m256i*)weight);
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)x, w);
+}
+#elif defined(__AVX512F__)
+constexpr int64_t TALL = 6, PARTS = 2;
+SHORT Ints dot(Ints sums, Ints x, const int8_t* weight) {
+  const __m512i even = _mm512_set1_epi16(0xff), w = _mm512_loadu_si512(weight);
+  const __m512i low = _mm512_madd_epi16(_mm512_and_si512((__m512i)x, even),
+                                        _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8));
+  const __m512i high = _mm512_madd_epi16(_mm512_srli_epi16((__m512i)x, 8), _mm512_srai_epi16(w, 8));
+  return sums + (Ints)low + (Ints)high;
+}
+#elif defined(__AVX2__)
+constexpr int64_t TALL = 4, PARTS = 2;
+SHORT Ints dot(Ints sums, Ints x, const int8_t* weight) {
+  const __m256i even = _mm256_set1_epi16(0xff), w = _mm256_loadu_si256((const __m256i*)weight);
+  const __m256i low = _mm256_madd_epi16(_mm256_and_si256((__m256i)x, even),
+                                        _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8));
+  const __m256i high = _mm256_madd_epi16(_mm256_srli_epi16((__m256i)x, 8), _mm256_srai_epi16(w, 8));
+  return sums + (Ints)low + (Ints)high;
+}
+#else
+constexpr int64_t TALL = 2, PARTS = 2;
+SHORT Ints dot(Ints sums, Ints x, const int8_t* weight) {
+  const uint8_t* bytes = (const uint8_t*)&x;
+  for (int64_t i = 0; i < WIDE; ++i)
+    for (int64_t k = 0; k < 4; ++k) sums[i] += bytes[4 * i + k] * weight[4 * i + k];
+  return sums;
+}
+#endif
+
+// `sums`, in lines of `of_sums`: COUNT rows of A, in lines of `line` bytes, times VECTORS vectors of
+// columns; `weights` is where each begins.
+template <int64_t COUNT, int64_t VECTORS>
+SHORT void multiply_rows(const uint8_t* a, int64_t line, const int8_t* const (&weights)[VECTORS],
+                         int64_t depth, int32_t* sums, int64_t of_sums) {
+  Ints totals[COUNT][VECTORS];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < VECTORS; ++j) totals[i][j] = Ints{};
+  for (int64_t k = 0; k < depth; k += 4) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < COUNT; ++i) {
+      int32_t four;
+      std::memcpy(&four, a + i * line + k, sizeof four);
+      const Ints x = Ints{} + four;
+#pragma GCC unroll 8
+      for (int64_t j = 0; j < VECTORS; ++j)
+        totals[i][j] = dot(totals[i][j], x, weights[j] + k * PANEL);
+    }
+  }
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < COUNT; ++i)
+#pragma GCC unroll 8
+    for (int64_t j = 0; j < VECTORS; ++j)
+      std::memcpy(sums + i * of_sums + j * WIDE, &totals[i][j], sizeof(Ints));
+}
+
+template <int64_t COUNT>
+void multiply_block(const uint8_t* a, int64_t line, const int8_t* weight, int64_t of_panel,
+                    int64_t vectors, int64_t depth, int32_t* sums, int64_t of_sums) {
+  constexpr int64_t OF_PANEL = PANEL / WIDE;  // vectors
+  const auto begin = [&](int64_t vector) {
+    return weight + vector / OF_PANEL * of_panel + vector % OF_PANEL * WIDE * 4;
+  };
+  int64_t v = 0;
+  for (; v + PARTS <= vectors; v += PARTS) {
+    const int8_t* weights[PARTS];
+    for (int64_t j = 0; j < PARTS; ++j) weights[j] = begin(v + j);
+    multiply_rows<COUNT, PARTS>(a, line, weights, depth, sums + v * WIDE, of_sums);
+  }
+  for (; v < vectors; ++v) {
+    const int8_t* weights[1] = {begin(v)};
+    multiply_rows<COUNT, 1>(a, line, weights, depth, sums + v * WIDE, of_sums);
+  }
+}
+
+using MultiplyBlock = decltype(&multiply_block<1>);
+template <size_t... N>
+constexpr std::array<MultiplyBlock, sizeof...(N)> by_height(std::index_sequence<N...>) {
+  return {multiply_block<N + 1>...};
+}
+constexpr auto MULTIPLY = by_height(std::make_index_sequence<TALL>{});  // by the number of rows less 1
+
+#if INT8_AMX
+// Linux lets a process use tiles once it asked for them.
+const bool HAS_TILES = [] {
+  constexpr long ARCH_PRCTL = 158, REQUEST = 0x1023, TILE_DATA = 18;
+  return syscall(ARCH_PRCTL, REQUEST, TILE_DATA) == 0;
+}();
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Tiles 0 to 3 hold sums of 32 rows and 32 columns, 4 and 5 rows of A, 6 and 7 panels of the weight.
+__attribute__((target("amx-tile"))) void configure_tiles() {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = 16;
+  asm volatile("" : : "r"(&config) : "memory");  // GCC believes that the next line reads 8 bytes
+  _tile_loadconfig(&config);
+}
+
+__attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
+
+// `sums`, in lines of 32, of 32 rows of A and one or two panels.
+__attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
+    const uint8_t* a, int64_t line, const int8_t* weight, int64_t of_panel, bool both,
+    bool tall, int64_t depth, int32_t* sums) {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const uint8_t* below = a + 16 * line;
+  const int8_t* next = weight + of_panel;
+  if (both && tall) {
+    for (int64_t k = 0; k < depth; k += UNIT) {
+      _tile_loadd(4, a + k, line);
+      _tile_loadd(6, weight + k * PANEL, 64);
+      _tile_loadd(5, below + k, line);
+      _tile_dpbusd(0, 4, 6);
+      _tile_loadd(7, next + k * PANEL, 64);
+      _tile_dpbusd(2, 5, 6);
+      _tile_dpbusd(1, 4, 7);
+      _tile_dpbusd(3, 5, 7);
+    }
+  } else {
+    for (int64_t k = 0; k < depth; k += UNIT) {
+      _tile_loadd(4, a + k, line);
+      _tile_loadd(6, weight + k * PANEL, 64);
+      _tile_dpbusd(0, 4, 6);
+      if (tall) {
+        _tile_loadd(5, below + k, line);
+        _tile_dpbusd(2, 5, 6);
+      }
+      if (both) {
+        _tile_loadd(7, next + k * PANEL, 64);
+        _tile_dpbusd(1, 4, 7);
+      }
+    }
+  }
+  _tile_stored(0, sums, 128);
+  if (both) _tile_stored(1, sums + PANEL, 128);
+  if (tall) _tile_stored(2, sums + 16 * 32, 128);
+  if (both && tall) _tile_stored(3, sums + 16 * 32 + PANEL, 128);
+}
+#endif
+
+// Copies the elements under the kernel of `rows` output pixels from `row` on to lines of `line` bytes.
+void gather(const Call& c, int64_t group, int64_t row, int64_t rows, uint8_t* panel, int64_t line) {
+  const Geometry& g = c.g;
+  const int64_t some = g.group_channels(), depth = g.depth(), pixels = g.pixels();
+  const bool flips = c.x_number == INT8;
+  const auto padding = static_cast<uint8_t>(static_cast<int32_t>(c.scales->x_zero_point));
+  const bool joined = g.groups == 1 && g.dilation[2] == 1;  // a line of the kernel lies together
+  for (int64_t i = 0; i < rows; ++i) {
+    uint8_t *const start = panel + i * line, *to = start;
+    const int64_t n = (row + i) / pixels, pixel = (row + i) % pixels;
+    const int64_t od = pixel / (g.out[1] * g.out[2]), oh = pixel / g.out[2] % g.out[1];
+    const int64_t left = pixel % g.out[2] * g.stride[2] - g.padding[2];
+    const bool within = joined && left >= 0 && left + g.window[2] <= g.size[2];
+    for (int64_t a = 0; a < g.window[0]; ++a)
+      for (int64_t b = 0; b < g.window[1]; ++b) {
+        const int64_t d = od * g.stride[0] - g.padding[0] + a * g.dilation[0];
+        const int64_t h = oh * g.stride[1] - g.padding[1] + b * g.dilation[1];
+        if (d < 0 || d >= g.size[0] || h < 0 || h >= g.size[1]) {
+          std::memset(to, padding, g.window[2] * some);
+          to += g.window[2] * some;
+          continue;
+        }
+        const uint8_t* from = c.x + (((n * g.size[0] + d) * g.size[1] + h) * g.size[2]) * g.channels;
+        from += group * some;
+        if (within) {
+          std::memcpy(to, from + left * g.channels, g.window[2] * some);
+          to += g.window[2] * some;
+          continue;
+        }
+        for (int64_t e = 0; e < g.window[2]; ++e, to += some) {
+          const int64_t w = left + e * g.dilation[2];
+          if (w < 0 || w >= g.size[2])
+            std::memset(to, padding, some);
+          else
+            std::memcpy(to, from + w * g.channels, some);
+        }
+      }
+    if (flips)
+      for (uint8_t* byte = start; byte < start + depth; ++byte) *byte ^= 0x80;
+    std::memset(to, 0, line - depth);
+  }
+}
+
+// Rows of a block: their panel stays in the second cache. A multiple of 32 and of 6.
+constexpr int64_t ROWS = 96;
+constexpr int64_t PANELS = 4;  // whose sums are computed before their epilogue
+
+// A block of rows, panels `from` to `to` of the weight: products, and their epilogue.
+void multiply_by_vectors(const Call& c, Finish finish, const uint8_t* a, int64_t line, int64_t group,
+                         int64_t row, int64_t rows, int64_t from, int64_t to) {
+  constexpr int64_t COLUMNS = PANELS * PANEL;
+  alignas(64) int32_t sums[TALL * COLUMNS];
+  const Geometry& g = c.g;
+  const int64_t of_panel = g.padded_depth() * PANEL, depth = (g.depth() + 3) / 4 * 4;
+  const int8_t* weight = c.weight + group * g.panels() * of_panel;
+  const int64_t parts = (rows + TALL - 1) / TALL;
+  for (int64_t p = from; p < to; p += PANELS) {
+    const int64_t panels = std::min(PANELS, to - p);
+    const int64_t columns = std::min(panels * PANEL, g.group_outs() - p * PANEL);
+    const int64_t vectors = (columns + WIDE - 1) / WIDE;
+    for (int64_t part = 0; part < parts; ++part) {  // as even as may be
+      const int64_t i = part * rows / parts, count = (part + 1) * rows / parts - i;
+      MULTIPLY[count - 1](a + i * line, line, weight + p * of_panel, of_panel, vectors, depth, sums,
+                          COLUMNS);
+      finish(c, sums, COLUMNS, row + i, count, group * g.group_outs() + p * PANEL, columns);
+    }
+  }
+}
+
+#if INT8_AMX
+void multiply_by_tiles(const Call& c, Finish finish, const uint8_t* a, int64_t line, int64_t group,
+                       int64_t row, int64_t rows, int64_t from, int64_t to) {
+  alignas(64) int32_t sums[32 * 32];
+  const Geometry& g = c.g;
+  const int64_t of_panel = g.padded_depth() * PANEL;
+  const int8_t* weight = c.weight + group * g.panels() * of_panel;
+  for (int64_t p = from; p < to; p += 2) {
+    const bool both = p + 1 < to;
+    const int64_t columns = std::min<int64_t>((both ? 2 : 1) * PANEL, g.group_outs() - p * PANEL);
+    for (int64_t i = 0; i < rows; i += 32) {
+      const int64_t count = std::min<int64_t>(32, rows - i);
+      multiply_tiles(a + i * line, line, weight + p * of_panel, of_panel, both, count > 16,
+                     g.padded_depth(), sums);
+      finish(c, sums, 32, row + i, count, group * g.group_outs() + p * PANEL, columns);
+    }
+  }
+}
+#endif
+
+// Whether the rows of a block can be read where they are: no more bytes than those of the rows.
+bool lies_in_place(const Call& c, int64_t rows, bool by_tiles) {
+  const Geometry& g = c.g;
+  if (!g.is_gemm() || c.x_number == INT8) return false;
+  return by_tiles ? g.channels % UNIT == 0 && rows % 16 == 0 : g.channels % 4 == 0;
+}
+
+// One task: `rows` rows of a group times some panels. `at_hand`: what the panel of rows holds.
+void multiply_part(const Call& c, Finish finish, int64_t group, int64_t row, int64_t rows, int64_t from,
+                   int64_t to, bool is_at_hand, bool by_tiles) {
+  thread_local std::vector<uint8_t> panel;  // as large as the largest that came
+  const Geometry& g = c.g;
+  const uint8_t* a = c.x + row * g.channels;
+  int64_t line = g.channels;
+  if (!lies_in_place(c, rows, by_tiles)) {
+    line = g.padded_depth();
+    const int64_t size = (rows + 15) / 16 * 16 * line;  // tiles have 16 rows
+    if (static_cast<int64_t>(panel.size()) < size) panel.resize(size);
+    if (!is_at_hand) gather(c, group, row, rows, panel.data(), line);
+    a = panel.data();
+  }
+#if INT8_AMX
+  if (by_tiles) return multiply_by_tiles(c, finish, a, line, group, row, rows, from, to);
+#endif
+  multiply_by_vectors(c, finish, a, line, group, row, rows, from, to);
+}
+
+void multiply(const Call& c) {
+  constexpr int64_t FEW = 4;  // rows, of which tiles would compute 16
+  const Geometry& g = c.g;
+  const Finish finish = FINISH[c.unary];
+  const int64_t rows = g.rows(), blocks = (rows + ROWS - 1) / ROWS, threads = omp_get_max_threads();
+  if (rows == 0) return;
+  const int64_t wanted = std::max<int64_t>(1, 4 * threads / (blocks * g.groups));
+  const int64_t most = (g.panels() + PANELS - 1) / PANELS;
+  const int64_t parts = threads == 1 ? 1 : std::min(wanted, most);
+  const int64_t tasks = blocks * g.groups * parts;
+#if INT8_AMX
+  const bool by_tiles = HAS_TILES && rows > FEW;
+#else
+  const bool by_tiles = false;
+#endif
+#pragma omp parallel if (tasks > 1)
+  {
+#if INT8_AMX
+    if (by_tiles) configure_tiles();
+#endif
+    int64_t at_hand = -1;  // the block and group whose rows are gathered
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t block = task / (parts * g.groups), group = task / parts % g.groups;
+      const int64_t part = task % parts;
+      const auto row = [&](int64_t n) { return n == blocks ? rows : n * rows / blocks / 32 * 32; };
+      const auto panel = [&](int64_t n) { return std::min(g.panels(), n * most / parts * PANELS); };
+      multiply_part(c, finish, group, row(block), row(block + 1) - row(block), panel(part),
+                    panel(part + 1), at_hand == task / parts, by_tiles);
+      at_hand = task / parts;
+    }
+#if INT8_AMX
+    if (by_tiles) release_tiles();
+#endif
+  }
+}
+
+// One channel a group: vectors of channels, tap by tap, in floats, which hold these sums exactly.
+template <int32_t unary>
+void convolve_depthwise(const Call& c) {
+  const Geometry& g = c.g;
+  const int64_t lines = g.batch * g.out[0] * g.out[1], many = g.group_outs();
+  const float *factors = c.factors, *offsets = factors + g.out_channels;
+  const float zero = c.scales->x_zero_point;
+#pragma omp parallel for schedule(static)
+  for (int64_t line = 0; line < lines; ++line) {
+    const int64_t n = line / (g.out[0] * g.out[1]), od = line / g.out[1] % g.out[0];
+    const int64_t oh = line % g.out[1];
+    for (int64_t ow = 0; ow < g.out[2]; ++ow)
+      for (int64_t o = 0; o < g.out_channels; o += WIDE) {
+        const int64_t count = std::min(WIDE, g.out_channels - o);
+        Vector sum{};
+        const int8_t* weight = c.weight + o;
+        for (int64_t t = 0; t < g.taps(); ++t, weight += g.out_channels) {
+          const int64_t e = t % g.window[2], b = t / g.window[2] % g.window[1];
+          const int64_t d = od * g.stride[0] - g.padding[0] + t / (g.window[1] * g.window[2]) * g.dilation[0];
+          const int64_t h = oh * g.stride[1] - g.padding[1] + b * g.dilation[1];
+          const int64_t w = ow * g.stride[2] - g.padding[2] + e * g.dilation[2];
+          if (d < 0 || d >= g.size[0] || h < 0 || h >= g.size[1] || w < 0 || w >= g.size[2]) continue;
+          const int64_t at = (((n * g.size[0] + d) * g.size[1] + h) * g.size[2] + w) * g.channels;
+          Vector x;
+          if (many == 1) {
+            x = c.x_number == INT8 ? read((const int8_t*)c.x + at + o, count) : read(c.x + at + o, count);
+          } else {
+            for (int64_t i = 0; i < WIDE; ++i) {
+              const int64_t channel = at + (o + std::min(i, count - 1)) / many;
+              x[i] = c.x_number == INT8 ? ((const int8_t*)c.x)[channel] : c.x[channel];
+            }
+          }
+          sum = fused(x - zero, read(weight, count), sum);
+        }
+        const int64_t at = ((n * g.out[0] + od) * g.out[1] + oh) * g.out[2] * g.out_channels + ow * g.out_channels + o;
+        Vector value = fused(sum, read(factors + o, count), read(offsets + o, count));
+        value = combined(c, value, at, count);
+        put(c, at, activated<unary>(value, c.scalars), count);
+      }
+  }
+}
+
+using Depthwise = decltype(&convolve_depthwise<NO_UNARY>);
+template <size_t... N>
+constexpr std::array<Depthwise, sizeof...(N)> depthwises(std::index_sequence<N...>) {
+  return {convolve_depthwise<N>...};
+}
+constexpr auto DEPTHWISE = depthwises(std::make_index_sequence<UNARIES>{});
+
+// Maxima of windows, channel by channel.
+template <typename T>
+void pool(const Geometry& g, const T* x, T* result) {
+  const int64_t rows = g.rows(), pixels = g.pixels(), channels = g.channels;
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t n = row / pixels, oh = row % pixels / g.out[2], ow = row % g.out[2];
+    T* to = result + row * channels;
+    std::fill_n(to, channels, std::numeric_limits<T>::min());
+    for (int64_t b = 0; b < g.window[1]; ++b)
+      for (int64_t e = 0; e < g.window[2]; ++e) {
+        const int64_t h = oh * g.stride[1] - g.padding[1] + b * g.dilation[1];
+        const int64_t w = ow * g.stride[2] - g.padding[2] + e * g.dilation[2];
+        if (h < 0 || h >= g.size[1] || w < 0 || w >= g.size[2]) continue;
+        const T* from = x + ((n * g.size[1] + h) * g.size[2] + w) * channels;
+        for (int64_t c = 0; c < channels; ++c) to[c] = to[c] < from[c] ? from[c] : to[c];
+      }
+  }
+}
+
+}  // namespace
+}  // namespace ipex
+
+extern "C" void int8_max_pool(const int64_t* numbers, int32_t is_signed, const void* x, void* result) {
+  ipex::Geometry g;
+  std::memcpy(&g, numbers, sizeof g);
+  if (is_signed)
+    ipex::pool(g, static_cast<const int8_t*>(x), static_cast<int8_t*>(result));
+  else
+    ipex::pool(g, static_cast<const uint8_t*>(x), static_cast<uint8_t*>(result));
+}
+
+// `numbers`: geometry; the numbers of x, other and result; binary and unary; 1 if depthwise.
+extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, const void* x,
+                              const void* weight, const void* factors, const void* scales,
+                              const void* other, void* result) {
+  ipex::Call call;
+  std::memcpy(&call.g, numbers, sizeof call.g);
+  const int64_t* rest = numbers + sizeof(call.g) / sizeof(int64_t);
+  call.x = static_cast<const uint8_t*>(x);
+  call.weight = static_cast<const int8_t*>(weight);
+  call.factors = static_cast<const float*>(factors);
+  call.scales = static_cast<const ipex::Scales*>(scales);
+  call.other = other;
+  call.result = result;
+  call.x_number = rest[0], call.other_number = rest[1], call.result_number = rest[2];
+  call.binary = rest[3], call.unary = rest[4];
+  call.scalars[0] = scalars[0], call.scalars[1] = scalars[1];
+  if (rest[5])
+    ipex::DEPTHWISE[call.unary](call);
+  else
+    ipex::multiply(call);
+}
+#if INT8_VNNI
+#pragma GCC pop_options
+#endif

@@ -1,0 +1,217 @@
+"""Kernels on 8-bit integers for CPUs: `int8.cpp`, and how Inductor's code calls it."""
+
+import ctypes
+import functools
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ipex_inductor import ops
+from ipex_inductor.aot_cache.key import Pairs, pairs
+from ipex_inductor.ops.quant.int8 import is_depthwise
+from ipex_inductor.reporting.decisions import warn_once
+from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.build.cpp import NotBuiltError, load
+from ipex_inductor.templates.cpu import cpu_library
+
+assert ops  # which registers ipex::int8_conv
+
+# By their numbers in int8.cpp.
+NUMBERS = {torch.uint8: 1, torch.int8: 2, torch.float32: 3, torch.bfloat16: 4}
+BINARY = ("none", "add", "mul", "sub")
+UNARY = (
+    *("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "abs", "elu", "exp"),
+    *("hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "sqrt", "square"),
+)
+SCALARS = 2  # of a unary, at most
+DIMS = 3  # spatial dimensions; smaller ones have leading ones of size 1
+AVX512_VNNI, AVX_VNNI = 1, 2
+# By which generated C++ calls the kernels.
+DECLARED = """
+static IpexFunction<void(const int64_t*, const float*, const void*, const void*, const void*,
+                         const void*, const void*, void*)>
+    int8_convolve{"ipex_inductor.templates.cpu.int8", "int8_convolve"};
+static IpexFunction<void(const int64_t*, int32_t, const void*, void*)>
+    int8_max_pool{"ipex_inductor.templates.cpu.int8", "int8_max_pool"};
+"""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the library, built at the first call and stored in the kernel cache.
+
+    Raises `NotBuiltError`.
+    """
+    return load(source, _problem(), with_torch=True)
+
+
+def _problem() -> Pairs:
+    return pairs({"template": "int8 kernels", **_settings()})
+
+
+def _settings() -> dict[str, int]:
+    """Return the instructions that kernels for the target CPU use.
+
+    AVX-512 without VNNI and AVX2 multiply in 16 bits.
+    """
+    arch = architecture()
+    vnni = AVX512_VNNI if arch in cpu_library.PAIRED else 0
+    if arch == "x86-64:avx2" and "avx_vnni" in _capabilities():
+        vnni = AVX_VNNI
+    return {"INT8_VNNI": vnni, "INT8_AMX": int(arch == "x86-64:amx")}
+
+
+@functools.cache
+def _capabilities() -> frozenset[str]:
+    """Return the instruction sets of this CPU that Linux lists."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(flags.split())
+
+
+def source() -> str:
+    """Return the C++ for the target CPU."""
+    defined = "".join(f"#define {name} {value}\n" for name, value in _settings().items())
+    text = Path(__file__).with_name("int8.cpp").read_text()
+    return cpu_library.source(parts=("vectors.cpp",), more=defined + text)
+
+
+@functools.cache
+def why_not() -> str | None:
+    """Return why there is no library here, None if there is."""
+    try:
+        library()
+    except NotBuiltError as error:
+        return str(error)
+    return None
+
+
+def address(name: str) -> int:
+    """Return the address of a function of the library, for C++. Raises `NotBuiltError`."""
+    function_address = ctypes.cast(library()[name], ctypes.c_void_p).value
+    assert function_address is not None
+    return function_address
+
+
+@functools.cache
+def _kernel(name: str) -> Any:
+    kernel = library()[name]
+    kernel.restype = None
+    pointer: Any = ctypes.c_void_p
+    one_flag = [pointer, ctypes.c_int32, pointer, pointer]
+    kernel.argtypes = [pointer] * 8 if name == "int8_convolve" else one_flag
+    return kernel
+
+
+def conv_numbers(
+    x: Sequence[Any],
+    out: Sequence[Any],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> list[Any]:
+    """Return the numbers of `Geometry` of the C++.
+
+    Args:
+        x: shape of the activation [B, C, *size].
+        out: shape of the result [B, O, *size'].
+        window: size of the kernel.
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+        groups: number of groups.
+    """
+    rows = [_wide(x[2:], 1), _wide(out[2:], 1), _wide(window, 1)]
+    rows += [_wide(stride, 1), _wide(padding, 0), _wide(dilation, 1)]
+    size, *rest = rows
+    return [*x[:2], *size, out[1], *(n for row in rest for n in row), groups]
+
+
+def _wide(values: Sequence[Any], filler: int) -> list[Any]:
+    return [*[filler] * (DIMS - len(values)), *values]
+
+
+def linear_numbers(rows: Any, depth: Any, columns: Any) -> list[Any]:
+    """Return the numbers of `Geometry` of a matrix product."""
+    return conv_numbers((rows, depth), (rows, columns), (), (), (), (), 1)
+
+
+def call(
+    x: Tensor, weight: Tensor, factors: Tensor, scales: Tensor, *rest: Any, out: Tensor
+) -> None:
+    """Write `ipex::int8_conv` or `ipex::int8_linear` to `out`; called by Inductor's code.
+
+    Args:
+        x: the activation, channels-last without gaps.
+        weight: the arranged weight.
+        factors: [2, O].
+        scales: [7].
+        rest: the addend, if any; the window, or nothing for a linear layer: its size, stride,
+            padding, dilation and groups; binary and unary by their numbers, and scalars.
+        out: the result, channels-last without gaps, as is the addend.
+    """
+    *others, window, binary, unary, scalars = rest
+    other = others[0] if others else None
+    words = BINARY[binary], UNARY[unary], list(scalars), out.dtype
+    if why_not() is not None:  # the graph was cached where there was one
+        warn_once(f"a compiled graph runs slowly, without int8 kernels: {why_not()}")
+        operands = (x, weight, factors, scales, other)
+        result = (
+            torch.ops.ipex.int8_conv(*operands, *map(_listed, window), *words)
+            if window
+            else torch.ops.ipex.int8_linear(*operands, *words)
+        )
+        out.copy_(result)
+        return
+    sizes = _numbers(x.shape, out.shape, window)
+    ends = (
+        *(NUMBERS[x.dtype], 0 if other is None else NUMBERS[other.dtype], NUMBERS[out.dtype]),
+        *(binary, unary, _is_depthwise(x.shape, window)),
+    )
+    numbers = (ctypes.c_int64 * (len(sizes) + len(ends)))(*sizes, *ends)
+    floats = (ctypes.c_float * SCALARS)(*scalars)
+    tensors = (x, weight, factors, scales, other, out)
+    pointers = (None if t is None else t.data_ptr() for t in tensors)
+    _kernel("int8_convolve")(numbers, floats, *pointers)
+
+
+def pool(x: Tensor, *rest: Any, out: Tensor) -> None:
+    """Write `ipex::int8_max_pool` to `out`; called by Inductor's code.
+
+    Args:
+        x: the activation [B, C, H, W], channels-last without gaps.
+        rest: size of the window, stride, padding, dilation, ceil mode.
+        out: the result, channels-last without gaps.
+    """
+    window, stride, padding, dilation, ceil_mode = rest
+    if why_not() is not None:
+        warn_once(f"a compiled graph runs slowly, without int8 kernels: {why_not()}")
+        lists = map(list, (window, stride, padding, dilation))
+        out.copy_(torch.ops.ipex.int8_max_pool(x, *lists, ceil_mode))
+        return
+    numbers = conv_numbers(x.shape, out.shape, window, stride, padding, dilation, 1)
+    flat = (ctypes.c_int64 * len(numbers))(*numbers)
+    _kernel("int8_max_pool")(flat, x.dtype == torch.int8, x.data_ptr(), out.data_ptr())
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _numbers(x: Sequence[int], out: Sequence[int], window: Sequence[Any]) -> list[int]:
+    if window:
+        return conv_numbers(x, out, *window)
+    return linear_numbers(math.prod(x[:-1]), x[-1], out[-1])
+
+
+def _is_depthwise(x: Sequence[int], window: Sequence[Any]) -> bool:
+    return bool(window) and is_depthwise((0, x[1] // window[-1]), window[-1])
