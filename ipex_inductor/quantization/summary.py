@@ -1,0 +1,159 @@
+"""Configuration files of calibrated scales: their layers, and how they fit those of a model."""
+
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ipex_inductor.errors import SummaryFileError
+from ipex_inductor.quantization.scheme import TensorScale
+
+# Operators that a file names as often as the model has them. Others only carry scales along.
+PRODUCTS = frozenset(
+    {
+        *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
+        *("conv_transpose3d", "linear", "matmul", "bmm", "embedding_bag"),
+    }
+)
+SHOWN = 8  # mismatches that an error lists
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """One layer in a file; `name` is "" and `module_path` None in files that have none.
+
+    `inputs` are the scales of its inputs, None where the file has none. `weight_channels` is the
+    number of scales of its weight, None for one scale or an unknown number.
+    """
+
+    operator: str
+    quantized: bool
+    inputs: tuple[TensorScale | None, ...]
+    module_path: str | None = None
+    name: str = ""
+    weight_channels: int | None = None
+
+
+class LayerRow(Protocol):
+    """A layer of a prepared model, as far as a file is concerned."""
+
+    @property
+    def name(self) -> str:
+        """Return the stable name."""
+
+    @property
+    def operator(self) -> str:
+        """Return the operator, such as "conv2d"."""
+
+    @property
+    def module_path(self) -> str:
+        """Return the path of the module that calls it."""
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Return the names of the tensors that it reads quantized."""
+
+
+Pair = tuple[LayerRecord, LayerRow]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of one file; `file` is its name in errors."""
+
+    file: str
+    layers: tuple[LayerRecord, ...]
+
+    def match(self, rows: Iterable[LayerRow]) -> list[Pair]:
+        """Return each layer of the file with its layer in the model.
+
+        Layers are found by name, else by module and operator, else by operator, in their order.
+
+        Raises:
+            SummaryFileError: with a list, if the file has products that the model has not, or the
+                other way round.
+        """
+        records, layers = _group(self.layers, self._key), _group(rows, self._key)
+        pairs: list[Pair] = []
+        mismatches: list[str] = []
+        for key in dict.fromkeys([*layers, *records]):
+            here, there = records.get(key, []), layers.get(key, [])
+            if len(here) == len(there):
+                pairs += zip(here, there, strict=True)
+            elif (here or there)[0].operator in PRODUCTS:
+                mismatches.append(f"{_show(key)}: {len(here)} in the file, {len(there)} here")
+        self._check(mismatches)
+        return pairs
+
+    def _key(self, layer: LayerRecord | LayerRow) -> Hashable:
+        """Return by what layers of this file are found."""
+        if all(record.name for record in self.layers):
+            return layer.name
+        if all(record.module_path is not None for record in self.layers):
+            return layer.module_path, layer.operator
+        return layer.operator
+
+    def _check(self, mismatches: Sequence[str]) -> None:
+        if mismatches:
+            listed = "; ".join(mismatches[:SHOWN])
+            rest = f"; and {len(mismatches) - SHOWN} more" * (len(mismatches) > SHOWN)
+            raise SummaryFileError(
+                "a file with the layers of this model",
+                f"{self.file}, which differs: {listed}{rest}",
+                "Calibrate this model and save its configuration anew.",
+            )
+
+    def switched_off(self, rows: Iterable[LayerRow]) -> list[str]:
+        """Return the names of the layers that the file leaves in floating point."""
+        pairs = self.match(rows)
+        return [
+            row.name
+            for record, row in pairs
+            if not record.quantized and row.operator in PRODUCTS
+        ]
+
+    def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorScale]:
+        """Return the scale of each tensor of the model that the file has one for."""
+        found_scales: dict[str, TensorScale] = {}
+        for record, row in self.match(rows):
+            for name, scale in zip(row.inputs, record.inputs, strict=False):
+                if scale is not None:
+                    found_scales.setdefault(name, scale)
+        return found_scales
+
+    def check_weights(self, channels: Iterable[tuple[LayerRow, int]]) -> None:
+        """Raise if weights of the model have other numbers of channels than the file says.
+
+        Raises:
+            SummaryFileError: with a list.
+        """
+        here = {row.name: count for row, count in channels}
+        pairs = self.match([row for row, _ in channels])
+        self._check(
+            [
+                f"{row.name}: {record.weight_channels} channels in the file, {here[row.name]} here"
+                for record, row in pairs
+                if record.weight_channels not in (None, here[row.name])
+            ]
+        )
+
+
+def _group(layers: Iterable, key) -> dict[Hashable, list]:
+    groups: dict[Hashable, list] = defaultdict(list)
+    for layer in layers:
+        groups[key(layer)].append(layer)
+    return groups
+
+
+def _show(key: Hashable) -> str:
+    return ":".join(key) if isinstance(key, tuple) else str(key)
+
+
+def plain_operator(name: str) -> str:
+    """Return the name of an operator without what marks it as in place or private.
+
+    Module classes have their function's name: `Conv2d` is "conv2d".
+    """
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.strip("_")).lower()
+    return words.replace("re_lu", "relu")
