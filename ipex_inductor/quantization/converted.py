@@ -1,14 +1,57 @@
 """The converted model: a graph of quantize and dequantize nodes."""
 
-import torch
+from collections.abc import Mapping
+from pathlib import Path
 
+from torch import nn
+from torch.fx import Graph
+
+from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.prepared import PreparedModel
+from ipex_inductor.quantization.recipe import LayerDecision
+from ipex_inductor.quantization.reference_graph import ReferenceGraph
+from ipex_inductor.quantization.scheme import TensorScale
 
 
 def convert_prepared(prepared: PreparedModel) -> "QuantizedModel":
-    """Return the quantized form of a calibrated model."""
-    raise NotImplementedError
+    """Return the quantized form of a calibrated model; both share the model's parameters.
+
+    Raises:
+        QuantizationError: if a tensor was never observed.
+    """
+    scales = prepared.scales()
+    graph, nodes = copy_graph(prepared.plan.order[0].graph)
+    holder = nn.Module()
+    share_state(prepared, holder)
+    ReferenceGraph(graph, nodes, holder).build(prepared.plan, scales)
+    return QuantizedModel(holder, graph, prepared.layers, scales)
 
 
-class QuantizedModel(torch.fx.GraphModule):
-    """A captured model with quantize and dequantize nodes."""
+class QuantizedModel(ModelGraph):
+    """A captured model with quantize and dequantize nodes.
+
+    It runs in floating point on quantized values; backend "ipex" compiles it to int8 kernels.
+    """
+
+    KEPT = ("layers", "_tensor_scales")
+
+    def __init__(
+        self,
+        root: nn.Module,
+        graph: Graph,
+        layers: list[LayerDecision],
+        scales: Mapping[str, TensorScale],
+    ) -> None:
+        super().__init__(root, graph)
+        self.layers = list(layers)
+        self._tensor_scales = dict(scales)
+
+    def scales(self) -> dict[str, TensorScale]:
+        """Return scale and zero point of each quantized tensor by its name."""
+        return dict(self._tensor_scales)
+
+    def save(self, path: str | Path) -> None:
+        """Write weights, scales and graph to a file."""
+        from ipex_inductor.quantization import saving
+
+        saving.save(self, path)

@@ -58,7 +58,7 @@ class SchemeMapping:
     def scheme_of(self, layer: Layer) -> Scheme | None:
         """Return the scheme of a layer, None to leave it in floating point."""
         names = dict(self.by_module_name)
-        for name in [layer.name, *_paths_around(layer.module_path)]:
+        for name in [layer.name, *paths_around(layer.module_path)]:
             if name in names:
                 return names[name]
         operators, classes = dict(self.by_operator), dict(self.by_module_class)
@@ -80,7 +80,7 @@ class TensorScale(NamedTuple):
         return (-128, 127, torch.int8) if self.symmetric else (0, 255, torch.uint8)
 
 
-def _paths_around(path: str) -> list[str]:
+def paths_around(path: str) -> list[str]:
     """Return a module path and those of the modules around it, longest first, without the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
