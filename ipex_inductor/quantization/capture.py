@@ -1,6 +1,6 @@
 """Capture of a model as a graph of torch-level operators, whose parameters are the model's."""
 
-import inspect
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.in_place import replace_in_place_ops
+from ipex_inductor.quantization.in_place import CHANGED, replace_in_place_ops
 from ipex_inductor.quantization.scheme import Layer, paths_around
 
+aten = torch.ops.aten
+DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
 GUARDS = "_guards_fn"  # node and module by which torch.export checks sizes of inputs
 LAYER = "layer"  # key of a node's meta: its `Layer`
 
@@ -36,6 +38,7 @@ def capture_graph(
     _erase_guards(module)
     replace_in_place_ops(module.graph)
     _name_layers(module.graph, model)
+    _erase_identities(module.graph)
     module.recompile()
     return module
 
@@ -48,9 +51,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             stack.enter_context(compat.one_as_any_size())
             for device in {"cpu", *(p.device.type for p in model.parameters())}:
                 stack.enter_context(torch.autocast(device, enabled=False))
-            program = torch.export.export(
-                model, args, kwargs, dynamic_shapes=_all_dynamic(model, args, kwargs), strict=False
-            )
+            shapes = _all_dynamic(args, kwargs)
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
             return program.module()
     except Exception as error:
         raise QuantizationError(
@@ -65,15 +67,13 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
 
 
-def _all_dynamic(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _all_dynamic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ShapesCollection:
     """Return `dynamic_shapes` of `torch.export` with which every size may differ."""
-
-    def sizes(value: Any) -> Any:
-        is_tensor = isinstance(value, torch.Tensor)
-        return dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO) if is_tensor else None
-
-    bound = inspect.signature(model.forward).bind(*args, **kwargs)
-    return tree_map(sizes, dict(bound.arguments))  # type: ignore[no-any-return]
+    shapes = torch.export.ShapesCollection()
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, torch.Tensor):
+            shapes[value] = dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
+    return shapes
 
 
 @contextmanager
@@ -93,6 +93,17 @@ def _erase_guards(module: GraphModule) -> None:
         module.graph.erase_node(node)
     if hasattr(module, GUARDS):
         delattr(module, GUARDS)
+
+
+def _erase_identities(graph: torch.fx.Graph) -> None:
+    """Erase dropout of inference, and slices of everything."""
+    for node in graph.nodes:
+        arguments = node.args[1:]
+        is_dropout = node.target in DROPOUTS and not arguments[-1]
+        is_slice = node.target is aten.slice.Tensor and tuple(arguments[1:]) == (0, sys.maxsize)
+        if (is_dropout or is_slice) and not node.meta.get(CHANGED):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _name_layers(graph: torch.fx.Graph, model: nn.Module) -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Graph
 
@@ -33,7 +35,9 @@ class QuantizedModel(ModelGraph):
     It runs in floating point on quantized values; backend "ipex" compiles it to int8 kernels.
     """
 
-    KEPT = ("layers", "_tensor_scales")
+    KEPT = ("layers", "_tensor_scales", "example_inputs", "autocast_dtype")
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # `save` traces with them
+    autocast_dtype: torch.dtype | None = None  # `save` traces under it
 
     def __init__(
         self,
@@ -46,12 +50,21 @@ class QuantizedModel(ModelGraph):
         self.layers = list(layers)
         self._tensor_scales = dict(scales)
 
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run by plain operators of torch; `torch.jit.trace` calls this in place of `forward`.
+
+        Its files can so be loaded where the operators of quantization are not registered.
+        """
+        from ipex_inductor.quantization import saving
+
+        return saving.with_plain_operators(self, self.graph)(*args, **kwargs)
+
     def scales(self) -> dict[str, TensorScale]:
         """Return scale and zero point of each quantized tensor by its name."""
         return dict(self._tensor_scales)
 
     def save(self, path: str | Path) -> None:
-        """Write weights, scales and graph to a file."""
+        """Write a file that `torch.jit.load` reads, with any torch, in C++ too."""
         from ipex_inductor.quantization import saving
 
-        saving.save(self, path)
+        saving.save_script(self, path)

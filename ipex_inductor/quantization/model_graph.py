@@ -66,5 +66,5 @@ def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     output = result.graph_copy(graph, nodes)
     (old,) = graph.find_nodes(op="output")
     result.output(output).meta = dict(old.meta)
-    result.set_codegen(copy.deepcopy(graph._codegen))
+    result.set_codegen(copy.copy(graph._codegen))
     return result, nodes

@@ -46,8 +46,6 @@ VIEWS = {
     aten.select.int,
     aten.movedim.int,
     aten.swapaxes.default,
-    aten.dropout.default,
-    aten.feature_dropout.default,
     aten.alias.default,
     aten.detach.default,
 }
@@ -120,6 +118,18 @@ def is_constant(node: Any) -> bool:
 
 def _is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_exact_work(node: Node) -> bool:
+    """Return whether a node is work that is exact on quantized values.
+
+    Padding is if it repeats elements, or adds zeros.
+    """
+    if node.target is aten.constant_pad_nd.default:
+        return not any(node.args[2:])
+    if node.target is aten.pad.default:
+        return not any(node.args[3:]) or node.args[2] != "constant"
+    return node.target in EXACT_WORK
 
 
 def is_quantizable(node: Any) -> bool:

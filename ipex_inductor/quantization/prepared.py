@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
@@ -66,6 +66,8 @@ class PreparedModel(ModelGraph):
     share a scale share an observer. `layers` are the decisions of the recipe.
     """
 
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
     def __init__(self, root: GraphModule, plan: Plan) -> None:
         graph, nodes = copy_graph(root.graph)
         observers = {tensor: _observer(plan, tensor) for tensor in plan.tensors}
@@ -85,6 +87,15 @@ class PreparedModel(ModelGraph):
         self.observers = {t.meta[LAYER].name: observer for t, observer in observers.items()}
         self.layers = plan.decisions
         self._set_scales: dict[str, TensorScale] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with parameters and observers of its own."""
+        memo[id(self.plan)] = self.plan
+        result = super().__deepcopy__(memo)
+        result.plan, result.layers = self.plan, self.layers
+        result.observers = memo[id(self.observers)]
+        result._set_scales = dict(self._set_scales)
+        return result
 
     def scales(self) -> dict[str, TensorScale]:
         """Return scale and zero point of each quantized tensor by its name.
@@ -134,22 +145,19 @@ class PreparedModel(ModelGraph):
 
     def save_qconf_summary(self, qconf_summary: str | Path) -> None:
         """Write scales and decisions to a JSON file."""
-        from ipex_inductor.quantization.summary_file import LayerEntry, write_summary
+        from ipex_inductor.quantization import model_summary
 
-        entries = [
-            LayerEntry(d.name, d.operator, d.quantized, list(d.inputs), d.reason, d.weight_channels)
-            for d in self.layers
-        ]
-        write_summary(qconf_summary, entries, self.scales().items())
+        model_summary.save_summary(self, qconf_summary)
 
     def load_qconf_summary(self, qconf_summary: str | Path) -> None:
-        """Use the scales of a JSON file, so that no calibration is needed."""
-        from ipex_inductor.quantization.summary_file import read_summary
+        """Use the scales and decisions of a JSON file, so that no calibration is needed.
 
-        summary = read_summary(qconf_summary)
-        channels = [(d, d.weight_channels) for d in self.layers if d.weight_channels is not None]
-        summary.check_weights(channels)
-        self.set_scales(summary.scales(self.layers))
+        Raises:
+            SummaryFileError: if it is missing, torn, foreign or of another model.
+        """
+        from ipex_inductor.quantization import model_summary
+
+        model_summary.load_summary(self, qconf_summary)
 
 
 def _observer(plan: Plan, tensor: Node) -> Observer:

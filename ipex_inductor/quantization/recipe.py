@@ -16,7 +16,6 @@ from ipex_inductor.quantization.operators import (
     ADDS,
     CATS,
     EMBEDDING_BAGS,
-    EXACT_WORK,
     LAYERS,
     MATMULS,
     POOLS,
@@ -24,6 +23,7 @@ from ipex_inductor.quantization.operators import (
     VIEWS,
     WEIGHTED,
     is_constant,
+    is_exact_work,
     is_quantizable,
 )
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
@@ -154,19 +154,21 @@ def _find_obstacle(node: Node, weight: tuple[int, int] | None) -> str:
 def _request(plan: Plan, user: Node, tensor: Node, scheme: Scheme) -> None:
     """Let `user` read `tensor` quantized; quantize it, or what it is made of."""
     plan.reads[user, tensor] = scheme
-    root = _climb(plan, tensor)
+    root, way = _find_source(plan, tensor)
     plan.tensors.setdefault(root, scheme)
+    plan.moved.update(way)
 
 
-def _climb(plan: Plan, node: Node) -> Node:
-    """Return where the quantization of `node` moves to; mark the operators on the way."""
+def _find_source(plan: Plan, node: Node) -> tuple[Node, list[Node]]:
+    """Return where the quantization of `node` moves to, and the operators on the way."""
+    way: list[Node] = []
     while node not in plan.tensors and node.op == "call_function":
-        is_exact = node.target in VIEWS or (node.target in EXACT_WORK and _all_accept(plan, node))
+        is_exact = node.target in VIEWS or (is_exact_work(node) and _all_accept(plan, node))
         if not is_exact or not is_quantizable(node.args[0]):
-            return node
-        plan.moved.add(node)
+            break
+        way.append(node)
         node = node.args[0]  # type: ignore[assignment]
-    return node
+    return node, way
 
 
 def _all_accept(plan: Plan, node: Node) -> bool:
@@ -179,7 +181,7 @@ def _accepts(plan: Plan, user: Node, node: Node) -> bool:
         return True
     if user.target in ADDS:
         return is_residual_operand(user, node)
-    is_exact = user.target in VIEWS | EXACT_WORK | RELUS | CATS | POOLS
+    is_exact = user.target in VIEWS | RELUS | CATS | POOLS or is_exact_work(user)
     return is_exact and _all_accept(plan, user)
 
 
@@ -206,16 +208,9 @@ def _comes_from_layer(plan: Plan, node: Any) -> bool:
     """Return whether a tensor is quantized anyway, or is a quantized layer's output."""
     if not is_quantizable(node):
         return False
-    source = _source_of(plan, node)
+    source, _ = _find_source(plan, node)
     layer = chain_layer(source)
     return source in plan.tensors or any(layer is user for user, _ in plan.reads)
-
-
-def _source_of(plan: Plan, node: Node) -> Node:
-    """Return the tensor to which the quantization of `node` would move."""
-    while node not in plan.tensors and node.target in VIEWS | EXACT_WORK:
-        node = node.args[0]  # type: ignore[assignment]
-    return node
 
 
 def _share_scale(plan: Plan, cat: Node) -> bool:
@@ -227,7 +222,7 @@ def _share_scale(plan: Plan, cat: Node) -> bool:
     if not all(_comes_from_layer(plan, tensor) for tensor in inputs):
         return False
     scheme = plan.tensors[cat]
-    sources = [_source_of(plan, tensor) for tensor in inputs]
+    sources = [_find_source(plan, tensor)[0] for tensor in inputs]
     symmetric = {plan.tensors.get(source, scheme).symmetric for source in sources}
     if len(symmetric) > 1 or any(source in plan.shared or source is cat for source in sources):
         return False
