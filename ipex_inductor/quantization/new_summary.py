@@ -27,6 +27,7 @@ class OperatorInfo(msgspec.Struct):
     fqn: str = ""
     input_tensor_infos: list[TensorInfo | None] = []
     weight_tensor_infos: list[TensorInfo | None] = []
+    output_tensor_infos: list[TensorInfo | None] = []
 
 
 class ModuleInfo(msgspec.Struct):
@@ -58,6 +59,7 @@ def _record(info: OperatorInfo) -> LayerRecord:
         operator=operator_of(info.op_type),
         quantized=bool(inputs) and all(t.force_dtype in INTEGER_TYPES for t in inputs),
         inputs=tuple(map(_tensor, info.input_tensor_infos)),
+        output=next(map(_tensor, info.output_tensor_infos), None),
         module_path=module_path(info.fqn),
         weight_channels=_channels(info),
     )

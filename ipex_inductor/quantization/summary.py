@@ -1,10 +1,9 @@
 """Configuration files of calibrated scales: their layers, and how they fit those of a model."""
 
 import re
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from ipex_inductor.errors import SummaryFileError
 from ipex_inductor.quantization.scheme import TensorScale
@@ -18,18 +17,21 @@ PRODUCTS = frozenset(
 )
 SHOWN = 8  # mismatches that an error lists
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class LayerRecord:
     """One layer in a file; `name` is "" and `module_path` None in files that have none.
 
-    `inputs` are the scales of its inputs, None where the file has none. `weight_channels` is the
-    number of scales of its weight, None for one scale or an unknown number.
+    `inputs` and `output` are scales, None where the file has none. `weight_channels` is the number
+    of scales of its weight, None for one scale or an unknown number.
     """
 
     operator: str
     quantized: bool
     inputs: tuple[TensorScale | None, ...]
+    output: TensorScale | None = None
     module_path: str | None = None
     name: str = ""
     weight_channels: int | None = None
@@ -54,16 +56,24 @@ class LayerRow(Protocol):
     def inputs(self) -> Sequence[str]:
         """Return the names of the tensors that it reads quantized."""
 
+    @property
+    def output(self) -> str:
+        """Return the name of its output if that is quantized, else ""."""
+
 
 Pair = tuple[LayerRecord, LayerRow]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of one file; `file` is its name in errors."""
+    """The layers of one file; `file` is its name in errors.
+
+    `tensors` are the scales of a file that names all tensors, which those of IPEX do not.
+    """
 
     file: str
     layers: tuple[LayerRecord, ...]
+    tensors: Mapping[str, TensorScale] = field(default_factory=dict)
 
     def match(self, rows: Iterable[LayerRow]) -> list[Pair]:
         """Return each layer of the file with its layer in the model.
@@ -115,34 +125,38 @@ class Summary:
 
     def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorScale]:
         """Return the scale of each tensor of the model that the file has one for."""
-        found_scales: dict[str, TensorScale] = {}
-        for record, row in self.match(rows):
-            for name, scale in zip(row.inputs, record.inputs, strict=False):
-                if scale is not None:
-                    found_scales.setdefault(name, scale)
-        return found_scales
+        scales = dict(self.tensors)
+        pairs = self.match(rows)
+        inputs = [pair for c, r in pairs for pair in zip(r.inputs, c.inputs, strict=False)]
+        for name, scale in [*inputs, *((row.output, record.output) for record, row in pairs)]:
+            if name and scale is not None:
+                scales.setdefault(name, scale)
+        return scales
 
-    def check_weights(self, channels: Iterable[tuple[LayerRow, int]]) -> None:
+    def check_weights(self, rows: Iterable[LayerRow], channels: Mapping[str, int]) -> None:
         """Raise if weights of the model have other numbers of channels than the file says.
+
+        Args:
+            rows: the layers of the model.
+            channels: the number of output channels, by the names of layers.
 
         Raises:
             SummaryFileError: with a list.
         """
-        here = {row.name: count for row, count in channels}
-        pairs = self.match([row for row, _ in channels])
         self._check(
             [
-                f"{row.name}: {record.weight_channels} channels in the file, {here[row.name]} here"
-                for record, row in pairs
-                if record.weight_channels not in (None, here[row.name])
+                f"{row.name}: {count} channels in the file, {channels[row.name]} here"
+                for record, row in self.match(rows)
+                if (count := record.weight_channels) is not None
+                and count != channels.get(row.name, count)
             ]
         )
 
 
-def _group(layers: Iterable, key) -> dict[Hashable, list]:
-    groups: dict[Hashable, list] = defaultdict(list)
+def _group(layers: Iterable[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
+    groups: dict[Hashable, list[T]] = {}
     for layer in layers:
-        groups[key(layer)].append(layer)
+        groups.setdefault(key(layer), []).append(layer)
     return groups
 
 

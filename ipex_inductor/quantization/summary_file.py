@@ -20,12 +20,13 @@ VERSION = 1
 
 
 class LayerEntry(msgspec.Struct):
-    """One layer: `inputs` are the names of the tensors that it reads quantized."""
+    """One layer: `inputs` and `output` are names of tensors that are quantized."""
 
     name: str
     operator: str
     quantized: bool
     inputs: list[str]
+    output: str = ""
     reason: str = ""
     weight_channels: int | None = None
 
@@ -59,7 +60,7 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
         raise SummaryFileError("a configuration file", f"no file {str(path)!r}", advice)
     text = file.read_bytes()
     try:
-        return Summary(str(path), _read(text))
+        return _read(str(path), text)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SummaryFileError(
             "a configuration file of INT8 quantization",
@@ -68,34 +69,34 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
         ) from error
 
 
-def _read(text: bytes) -> tuple[LayerRecord, ...]:
-    start = text.lstrip()[:1]
-    if start == b"[":
-        return old_summary.read_entries(text)
+def _read(file: str, text: bytes) -> Summary:
     if FORMAT.encode() in text[:200]:
-        return _read_ours(text)
-    layers = new_summary.read_modules(text)
+        return _read_ours(file, text)
+    is_old = text.lstrip()[:1] == b"["
+    layers = old_summary.read_entries(text) if is_old else new_summary.read_modules(text)
     if not layers:
         raise msgspec.DecodeError("it has no layers")
-    return layers
+    return Summary(file, layers)
 
 
-def _read_ours(text: bytes) -> tuple[LayerRecord, ...]:
+def _read_ours(file: str, text: bytes) -> Summary:
     content = msgspec.json.decode(text, type=OurFile)
     scales = {
         name: TensorScale(tensor.scale, tensor.zero_point, tensor.symmetric)
         for name, tensor in content.tensors.items()
     }
-    return tuple(
+    layers = tuple(
         LayerRecord(
             operator=entry.operator,
             quantized=entry.quantized,
             inputs=tuple(map(scales.get, entry.inputs)),
+            output=scales.get(entry.output),
             name=entry.name,
             weight_channels=entry.weight_channels,
         )
         for entry in content.layers
     )
+    return Summary(file, layers, scales)
 
 
 def write_summary(

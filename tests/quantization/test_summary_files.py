@@ -109,8 +109,10 @@ NEW = {
 }
 
 
-def row(name, operator, module_path="", inputs=()):
-    return SimpleNamespace(name=name, operator=operator, module_path=module_path, inputs=inputs)
+def row(name, operator, module_path="", inputs=(), output=""):
+    return SimpleNamespace(
+        name=name, operator=operator, module_path=module_path, inputs=inputs, output=output
+    )
 
 
 def read(tmp_path, content):
@@ -162,9 +164,9 @@ def test_layers_that_do_not_match_are_listed(tmp_path):
 def test_weights_of_other_shapes_are_listed(tmp_path):
     rows = [row("conv", "conv2d"), row("head", "linear")]
     summary = read(tmp_path, OLD)
-    summary.check_weights([(rows[0], 3), (rows[1], 2)])
+    summary.check_weights(rows, {"conv": 3, "head": 2})
     with pytest.raises(SummaryFileError, match="conv: 3 channels in the file, 64 here"):
-        summary.check_weights([(rows[0], 64), (rows[1], 2)])
+        summary.check_weights(rows, {"conv": 64, "head": 2})
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"a": 1}', "\x00", '[{"id": "x"}]'])
