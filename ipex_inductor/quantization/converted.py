@@ -1,12 +1,13 @@
 """The converted model: a graph of quantize and dequantize nodes."""
 
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx import Graph
+from torch.fx import Graph, Interpreter
 
 from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.prepared import PreparedModel
@@ -53,11 +54,14 @@ class QuantizedModel(ModelGraph):
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run by plain operators of torch; `torch.jit.trace` calls this in place of `forward`.
 
-        Its files can so be loaded where the operators of quantization are not registered.
+        Its files can so be loaded where the operators of quantization are not registered. No code
+        is generated, so that two traces are equal.
         """
         from ipex_inductor.quantization import saving
 
-        return saving.with_plain_operators(self, self.graph)(*args, **kwargs)
+        bound = inspect.signature(self.forward).bind(*args, **kwargs)
+        graph = saving.with_plain_operators(self, self.graph).graph
+        return Interpreter(self, graph=graph).run(*bound.arguments.values())
 
     def scales(self) -> dict[str, TensorScale]:
         """Return scale and zero point of each quantized tensor by its name."""
