@@ -127,3 +127,11 @@ class MixedDevicesError(FamiliarError, DeviceError):
 
 class WrappedModelError(IpexError, TypeError):
     """A model that is wrapped already: DDP, FSDP, torch.compile."""
+
+
+class QuantizationError(IpexError, ValueError):
+    """A model, a calibration or a scheme that cannot be quantized."""
+
+
+class SummaryFileError(IpexError, ValueError):
+    """A file of scales that is missing, torn, foreign, or of another model."""

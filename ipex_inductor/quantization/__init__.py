@@ -1,0 +1,25 @@
+"""INT8 quantization: capture, observe, convert to a graph of quantize and dequantize nodes."""
+
+from ipex_inductor.quantization.calibration import QuantConf, calibrate
+from ipex_inductor.quantization.preparing import convert, prepare
+from ipex_inductor.quantization.qconfigs import (
+    QConfigMapping,
+    default_dynamic_qconfig,
+    default_dynamic_qconfig_mapping,
+    default_static_qconfig,
+    default_static_qconfig_mapping,
+)
+from ipex_inductor.quantization.scheme import Scheme
+
+__all__ = [
+    "QConfigMapping",
+    "QuantConf",
+    "Scheme",
+    "calibrate",
+    "convert",
+    "default_dynamic_qconfig",
+    "default_dynamic_qconfig_mapping",
+    "default_static_qconfig",
+    "default_static_qconfig_mapping",
+    "prepare",
+]

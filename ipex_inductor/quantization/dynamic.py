@@ -1,0 +1,187 @@
+"""Dynamic quantization: linear layers round their inputs row by row in each call.
+
+Nothing is captured, so models with control flow that depends on data work. The model's own code
+runs under a mode that replaces `torch.nn.functional.linear`, whoever calls it.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization.rounding import round_rows, round_weight
+from ipex_inductor.quantization.scheme import Layer, Scheme, SchemeMapping
+
+CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
+SEQUENCES = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+class RoundingMode(TorchFunctionMode):
+    """Rounds what linear and recurrent layers read, or hides them from the modes around it."""
+
+    def __init__(self, scheme: Scheme | None) -> None:
+        super().__init__()
+        self.scheme = scheme
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call `func`, a linear or recurrent layer with rounded arguments.
+
+        Args:
+            func: the function that is called.
+            types: classes of its arguments.
+            args: its arguments.
+            kwargs: its keyword arguments.
+        """
+        if func is functional.linear:
+            return self._linear(*args, **(kwargs or {}))
+        if self.scheme is not None and func in CELLS:
+            return func(*_round_cell(args, self.scheme), **(kwargs or {}))
+        if self.scheme is not None and func in SEQUENCES:
+            return func(*_round_sequence(args, self.scheme), **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the product by an operator that modes around this one do not replace."""
+        if self.scheme is not None:
+            input, weight = round_rows(input), round_weight(weight, self.scheme.per_channel)
+        return torch.ops.aten.linear.default(input, weight, bias)
+
+
+def _round_cell(args: tuple[Any, ...], scheme: Scheme) -> tuple[Any, ...]:
+    """Return a cell's arguments with its input, state and weights rounded, but not its memory."""
+    x, state, *weights = args
+    if isinstance(state, (tuple, list)):
+        state = (round_rows(state[0]), *state[1:])
+    else:
+        state = round_rows(state)
+    return round_rows(x), state, *(_round_matrix(w, scheme) for w in weights)
+
+
+def _round_sequence(args: tuple[Any, ...], scheme: Scheme) -> tuple[Any, ...]:
+    """Return the arguments of a recurrent layer with its input and its weights rounded."""
+    x, *others = args
+    rounded = [
+        [_round_matrix(w, scheme) for w in each] if _are_weights(each) else each for each in others
+    ]
+    return round_rows(x), *rounded
+
+
+def _are_weights(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(
+        isinstance(each, nn.Parameter) and each.dim() == 2 for each in value
+    )
+
+
+def _round_matrix(weight: Any, scheme: Scheme) -> Any:
+    """Return a weight rounded; biases and projections that are None are returned."""
+    is_matrix = isinstance(weight, Tensor) and weight.dim() == 2
+    return round_weight(weight, scheme.per_channel) if is_matrix else weight
+
+
+def prepare_dynamic(model: nn.Module, mapping: SchemeMapping) -> nn.Module:
+    """Return a copy of a model for `convert_dynamic`; it computes what the model computes.
+
+    The copy shares parameters and buffers with the model.
+
+    Raises:
+        QuantizationError: if nothing in it would be quantized, or it cannot be copied.
+    """
+    schemes = dict(_schemes(model, mapping))
+    if not any(scheme is not None for scheme in schemes.values()):
+        raise QuantizationError(
+            "a layer that dynamic quantization quantizes (linear, LSTM, GRU, RNN)",
+            f"none in {type(model).__name__}, or all switched off",
+            "Quantize it statically, or change the settings.",
+        )
+    prepared = share_copy(model)
+    vars(prepared)["ipex_schemes"] = schemes
+    return prepared
+
+
+def is_prepared(model: nn.Module) -> bool:
+    """Return whether a model is one that `prepare_dynamic` returned."""
+    return "ipex_schemes" in vars(model)
+
+
+def convert_dynamic(prepared: nn.Module) -> nn.Module:
+    """Return a copy of a prepared model whose linear and recurrent layers round in each call.
+
+    It has the class, methods and state dict of the model, and shares its parameters. It can be
+    compiled, exported and traced.
+    """
+    converted = share_copy(prepared)
+    schemes: dict[str, Scheme | None] = vars(converted).pop("ipex_schemes")
+    for name, module in converted.named_modules():
+        parent = name.rpartition(".")[0]
+        if not name or schemes.get(name) != schemes.get(parent):
+            _wrap(module, schemes.get(name))
+    converted.ipex_layers = _rows(converted, schemes)  # type: ignore[assignment]
+    return converted
+
+
+def _schemes(model: nn.Module, mapping: SchemeMapping) -> Iterator[tuple[str, Scheme | None]]:
+    """Return the scheme of each module that has one, and of those without a linear layer's weight.
+
+    A module without a matrix of its own has the scheme that its functional calls would get.
+    """
+    has_matrix = any(weight.dim() == 2 for weight in model.parameters())
+    for name, module in model.named_modules():
+        operator = type(module).__name__.lower() if isinstance(module, RECURRENT) else "linear"
+        classes = tuple(f"{c.__module__}.{c.__qualname__}" for c in type(module).__mro__)
+        layer = Layer(f"{name}:{operator}:0", operator, name, classes)
+        yield name, mapping.scheme_of(layer) if has_matrix else None
+
+
+def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[str, Any]]:
+    """Return the decision about each linear and recurrent module."""
+    return [
+        {
+            "name": name,
+            "operator": "linear" if isinstance(module, nn.Linear) else "recurrent",
+            "quantized": schemes.get(name) is not None,
+            "reason": "" if schemes.get(name) else "switched off",
+        }
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Linear, *RECURRENT))
+    ]
+
+
+def _wrap(module: nn.Module, scheme: Scheme | None) -> None:
+    """Give a copied module a class whose forward runs under a mode."""
+    kind = type(module)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with RoundingMode(scheme):
+            return kind.forward(self, *args, **kwargs)
+
+    body = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    module.__class__ = type(kind.__name__, (kind,), body)
+
+
+def share_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a model's modules that shares all parameters and buffers.
+
+    Raises:
+        QuantizationError: if an attribute cannot be copied.
+    """
+    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    try:
+        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    except Exception as error:
+        raise QuantizationError(
+            "a model whose modules can be copied",
+            f"{type(model).__name__}, which cannot ({error})",
+            "Give the attribute a `__deepcopy__`, or remove it first.",
+        ) from error

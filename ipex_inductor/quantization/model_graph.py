@@ -1,0 +1,70 @@
+"""A graph module that has all parameters and buffers of a model, not only those of its graph."""
+
+import copy
+from typing import Any, Self
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+
+class ModelGraph(GraphModule):
+    """A graph whose state dict equals that of the model it was captured from.
+
+    Parameters and buffers are shared with `root`.
+    """
+
+    KEPT: tuple[str, ...] = ()  # plain attributes that copies keep
+
+    def __init__(self, root: nn.Module, graph: Graph) -> None:
+        super().__init__(root, graph)
+        share_state(root, self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with parameters of its own."""
+        result: Self = super().__deepcopy__(memo)  # type: ignore[assignment]
+        share_state(copy.deepcopy(_state_tree(self), memo), result)
+        for name in self.KEPT:
+            setattr(result, name, copy.deepcopy(getattr(self, name), memo))
+        return result
+
+    def _deepcopy_init(self) -> Any:
+        return GraphModule.__init__
+
+
+def share_state(source: nn.Module, target: nn.Module) -> None:
+    """Give `target` all parameters and buffers of `source` under their names."""
+    for path, module in source.named_modules(remove_duplicate=False):
+        if not module._parameters and not module._buffers:
+            continue
+        place = _submodule(target, path)
+        for name, parameter in module._parameters.items():
+            place.register_parameter(name, parameter)
+        for name, buffer in module._buffers.items():
+            persistent = name not in module._non_persistent_buffers_set
+            place.register_buffer(name, buffer, persistent=persistent)
+
+
+def _submodule(module: nn.Module, path: str) -> nn.Module:
+    """Return the submodule at `path`, made of empty modules where there is none."""
+    for name in path.split(".") if path else []:
+        if name not in module._modules:
+            module.add_module(name, nn.Module())
+        module = module._modules[name]  # type: ignore[assignment]
+    return module
+
+
+def _state_tree(module: nn.Module) -> nn.Module:
+    """Return plain modules with the parameters and buffers of `module`."""
+    tree = nn.Module()
+    share_state(module, tree)
+    return tree
+
+
+def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    """Return a copy of a graph, and the copy of each node."""
+    result, nodes = Graph(tracer_cls=graph._tracer_cls), dict[Node, Node]()
+    output = result.graph_copy(graph, nodes)
+    (old,) = graph.find_nodes(op="output")
+    result.output(output).meta = dict(old.meta)
+    result.set_codegen(copy.copy(graph._codegen))
+    return result, nodes

@@ -1,0 +1,178 @@
+"""A captured model with observers."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization.batch_norm import Fold, fold_batch_norms
+from ipex_inductor.quantization.capture import LAYER, capture_graph
+from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph
+from ipex_inductor.quantization.observers import Observer, make_observer
+from ipex_inductor.quantization.recipe import LayerDecision, Plan, plan_graph
+from ipex_inductor.quantization.scheme import Scheme, SchemeMapping, TensorScale
+
+
+def prepare_graph(
+    model: nn.Module,
+    mapping: SchemeMapping,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+    bn_folding: bool = True,
+) -> "PreparedModel":
+    """Return a captured copy of `model` that shares its parameters and has observers.
+
+    Args:
+        model: the model; it is not changed.
+        mapping: which layer gets which scheme.
+        args: example inputs, of which every size may differ later.
+        kwargs: example keyword arguments.
+        bn_folding: fold batch norms into the layers before them.
+
+    Raises:
+        QuantizationError: if the model cannot be captured, or the mapping quantizes nothing.
+    """
+    return observe_graph(capture_graph(model, args, kwargs), mapping, bn_folding)
+
+
+def observe_graph(
+    module: GraphModule, mapping: SchemeMapping, bn_folding: bool = True
+) -> "PreparedModel":
+    """Return a captured graph with observers; `module` itself gets its batch norms folded."""
+    folds = fold_batch_norms(module.graph) if bn_folding else []
+    plan = plan_graph(module.graph, mapping)
+    plan.decisions += [_describe(fold) for fold in folds if not fold.layer]
+    if not any(decision.quantized for decision in plan.decisions):
+        reasons = {f"{d.name}: {d.reason}" for d in plan.decisions} or {"it has no such layers"}
+        raise QuantizationError(
+            "a model with layers to quantize (convolutions, linear layers, matmul, embedding bags)",
+            f"none that can be, {'; '.join(sorted(reasons)[:5])}",
+            "Change the configuration, or leave the model in floating point.",
+        )
+    return PreparedModel(module, plan)
+
+
+def _describe(fold: Fold) -> LayerDecision:
+    return LayerDecision(fold.name, "batch_norm", fold.module_path, False, fold.reason)
+
+
+class PreparedModel(ModelGraph):
+    """A captured model with observers at each tensor that will be quantized.
+
+    Its outputs are those of the model. `observers` are by the name of their tensor; tensors that
+    share a scale share an observer. `layers` are the decisions of the recipe.
+    """
+
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+
+    def __init__(self, root: GraphModule, plan: Plan) -> None:
+        graph, nodes = copy_graph(root.graph)
+        observers = {tensor: _observer(plan, tensor) for tensor in plan.tensors}
+        for tensor, first in plan.shared.items():
+            observers[tensor] = observers[first]
+        places = {observer: f"_observer_{i}" for i, observer in enumerate({*observers.values()})}
+        holder = nn.Module()
+        for observer, name in places.items():
+            holder.add_module(name, observer)
+        for tensor, observer in observers.items():
+            _insert_call(graph, nodes[tensor], places[observer])
+        for name, child in root.named_children():
+            holder.add_module(name, child)
+        _share_own_state(root, holder)
+        super().__init__(holder, graph)
+        self.plan = plan
+        self.observers = {t.meta[LAYER].name: observer for t, observer in observers.items()}
+        self.layers = plan.decisions
+        self._set_scales: dict[str, TensorScale] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with parameters and observers of its own."""
+        memo[id(self.plan)] = self.plan
+        result = super().__deepcopy__(memo)
+        result.plan, result.layers = self.plan, self.layers
+        result.observers = memo[id(self.observers)]
+        result._set_scales = dict(self._set_scales)
+        return result
+
+    def scales(self) -> dict[str, TensorScale]:
+        """Return scale and zero point of each quantized tensor by its name.
+
+        Raises:
+            QuantizationError: if a tensor was never observed.
+        """
+        names = {tensor.meta[LAYER].name: scheme for tensor, scheme in self.plan.tensors.items()}
+        unseen = [n for n in names if n not in self._set_scales and not self._is_calibrated(n)]
+        if unseen:
+            raise QuantizationError(
+                "a calibrated model",
+                f"no values of {len(unseen)} of {len(names)} tensors, {unseen[0]!r} among them",
+                "Call the prepared model with calibration data, or load a summary of scales.",
+            )
+        results: dict[tuple[int, bool], TensorScale] = {}  # tensors may share an observer
+        return {name: self._scale(name, scheme, results) for name, scheme in names.items()}
+
+    def _is_calibrated(self, name: str) -> bool:
+        return self.observers[name].is_calibrated
+
+    def _scale(
+        self, name: str, scheme: Scheme, results: dict[tuple[int, bool], TensorScale]
+    ) -> TensorScale:
+        if name in self._set_scales:
+            return self._set_scales[name]
+        observer = self.observers[name]
+        key = id(observer), scheme.symmetric
+        if key not in results:
+            results[key] = observer.find_scale(scheme.symmetric)
+        return results[key]
+
+    def set_scales(self, scales: Mapping[str, TensorScale]) -> None:
+        """Use these scales in place of what the observers saw.
+
+        Raises:
+            QuantizationError: if a name is none of this model's tensors.
+        """
+        unknown = sorted(scales.keys() - self.observers.keys())
+        if unknown:
+            raise QuantizationError(
+                "scales of tensors of this model",
+                f"{len(unknown)} unknown names, {unknown[0]!r} among them",
+                "Take scales of a model with the same layers, prepared in the same way.",
+            )
+        self._set_scales |= scales
+
+    def save_qconf_summary(self, qconf_summary: str | Path) -> None:
+        """Write scales and decisions to a JSON file."""
+        from ipex_inductor.quantization import model_summary
+
+        model_summary.save_summary(self, qconf_summary)
+
+    def load_qconf_summary(self, qconf_summary: str | Path) -> None:
+        """Use the scales and decisions of a JSON file, so that no calibration is needed.
+
+        Raises:
+            SummaryFileError: if it is missing, torn, foreign or of another model.
+        """
+        from ipex_inductor.quantization import model_summary
+
+        model_summary.load_summary(self, qconf_summary)
+
+
+def _observer(plan: Plan, tensor: Node) -> Observer:
+    return make_observer(tensor.meta[LAYER].name, plan.tensors[tensor])
+
+
+def _share_own_state(root: nn.Module, holder: nn.Module) -> None:
+    for name, parameter in root._parameters.items():
+        holder.register_parameter(name, parameter)
+    for name, buffer in root._buffers.items():
+        holder.register_buffer(name, buffer, name not in root._non_persistent_buffers_set)
+
+
+def _insert_call(graph: Graph, node: Node, observer: str) -> None:
+    placeholders = list(graph.find_nodes(op="placeholder"))
+    before = placeholders[-1] if node.op == "placeholder" else node
+    with graph.inserting_after(before):
+        graph.call_module(observer, (node,))

@@ -1,0 +1,127 @@
+"""`prepare` and `convert`, in the forms of both eras of IPEX."""
+
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization import dynamic
+from ipex_inductor.quantization.calibration import QuantConf
+from ipex_inductor.quantization.converted import QuantizedModel, convert_prepared
+from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
+from ipex_inductor.quantization.qconfigs import is_dynamic, read_mapping
+
+
+@overload
+def prepare(model: nn.Module, configure: QuantConf) -> tuple[nn.Module, QuantConf]: ...
+
+
+@overload
+def prepare(
+    model: nn.Module,
+    configure: Any,
+    example_inputs: Any = None,
+    inplace: bool = False,
+    bn_folding: bool = True,
+    example_kwarg_inputs: dict[str, Any] | None = None,
+) -> nn.Module: ...
+
+
+def prepare(
+    model: nn.Module,
+    configure: Any,
+    example_inputs: Any = None,
+    inplace: bool = False,
+    bn_folding: bool = True,
+    example_kwarg_inputs: dict[str, Any] | None = None,
+) -> nn.Module | tuple[nn.Module, QuantConf]:
+    """Prepare a model for calibration, or for dynamic quantization.
+
+    `model` itself is never changed; what is returned shares its parameters.
+
+    Args:
+        model: the model.
+        configure: a QConfigMapping or QConfig, ours or of `torch.ao`; or a `QuantConf`.
+        example_inputs: a tensor or a tuple, for static quantization. Sizes may differ later.
+        inplace: accepted; nothing is copied that could be shared.
+        bn_folding: fold batch norms into the layers before them.
+        example_kwarg_inputs: keyword arguments of the model.
+
+    Returns:
+        A prepared model, to be called with calibration data; for a `QuantConf` the pair of model
+        and configuration, whose blocks of `calibrate` then observe this model alone.
+
+    Raises:
+        QuantizationError: if inputs are missing, or the model cannot be quantized.
+    """
+    if isinstance(configure, QuantConf):
+        configure.bind(model)
+        return model, configure
+    mapping = read_mapping(configure)
+    if is_dynamic(mapping):
+        return dynamic.prepare_dynamic(model, mapping)
+    if example_inputs is None and not example_kwarg_inputs:
+        raise QuantizationError(
+            "example inputs, as static quantization captures a graph",
+            "none",
+            "Pass example_inputs=..., or use default_dynamic_qconfig_mapping.",
+        )
+    args, kwargs = as_tuple(example_inputs), dict(example_kwarg_inputs or {})
+    prepared = prepare_graph(model, mapping, args, kwargs, bn_folding)
+    prepared.example_inputs = args, kwargs
+    return prepared
+
+
+def convert(
+    model: nn.Module, conf: Any = None, inputs: Any = None, inplace: bool = False
+) -> nn.Module:
+    """Return the quantized form of a model; `model` itself is never changed.
+
+    Args:
+        model: a prepared model; or with `conf` and `inputs` any model, as in releases 1.9 to 1.11.
+        conf: a `QuantConf` with the statistics of `calibrate`, or with a file.
+        inputs: example inputs, a tensor or a tuple.
+        inplace: accepted; nothing is copied that could be shared.
+
+    Raises:
+        QuantizationError: if the model was not prepared or not calibrated.
+        SummaryFileError: if the configuration's file is missing, torn, or of another model.
+    """
+    if isinstance(conf, QuantConf):
+        return _convert_by_conf(model, conf, inputs)
+    if isinstance(model, PreparedModel):
+        return _with_inputs(convert_prepared(model), getattr(model, "example_inputs", None))
+    if dynamic.is_prepared(model):
+        return dynamic.convert_dynamic(model)
+    raise QuantizationError(
+        "a model that `prepare` returned, or a QuantConf beside the model",
+        f"a {type(model).__name__} and conf={conf!r}",
+        "Call prepare first, or convert(model, conf, inputs).",
+    )
+
+
+def _convert_by_conf(model: nn.Module, conf: QuantConf, inputs: Any) -> QuantizedModel:
+    if inputs is None:
+        advice = "Pass a tensor or a tuple: convert(model, conf, inputs)."
+        raise QuantizationError("example inputs", "none", advice)
+    if isinstance(model, PreparedModel):
+        advice = "Pass the model itself, or convert(prepared) without a configuration."
+        raise QuantizationError("a model beside a QuantConf", "a prepared model", advice)
+    args = as_tuple(inputs)
+    return _with_inputs(convert_prepared(conf.prepared_for(model, args)), (args, {}))
+
+
+def _with_inputs(quantized: QuantizedModel, inputs: Any) -> QuantizedModel:
+    """Keep what `save` traces a model with: inputs, and the autocast of its conversion."""
+    quantized.example_inputs = inputs
+    if torch.is_autocast_enabled("cpu"):
+        quantized.autocast_dtype = torch.get_autocast_dtype("cpu")
+    return quantized
+
+
+def as_tuple(inputs: Any) -> tuple[Any, ...]:
+    """Return example inputs as a tuple of positional arguments."""
+    if inputs is None:
+        return ()
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)

@@ -1,0 +1,98 @@
+"""Schemes: how a layer is quantized, and which layer gets which scheme."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+Choices = tuple[tuple[str, "Scheme | None"], ...]
+
+# Smallest scale, 2^-40. Tensors and channels of zeros get it, so no scale is zero. torch's 2^-23
+# would round channels whose largest weight is below 1e-7 to zero; real networks have such channels.
+MIN_SCALE = 2.0**-40
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one layer is quantized.
+
+    `symmetric` activations are int8 with zero point 0, others uint8 with a zero point.
+    `observer` is "min_max", "moving_average", "histogram" or "percentile"; `observer_args` are its
+    keyword arguments. `per_channel` is about weights, which are always symmetric int8.
+    """
+
+    symmetric: bool = False
+    observer: str = "histogram"
+    observer_args: tuple[tuple[str, float], ...] = ()
+    dynamic: bool = False
+    per_channel: bool = True
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An operator call of a captured graph.
+
+    `classes` are the qualified names of the classes of its module, the module's own class first,
+    and of the modules around it.
+    """
+
+    name: str
+    operator: str
+    module_path: str
+    classes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SchemeMapping:
+    """Which scheme a layer gets; None leaves it in floating point.
+
+    The first that matches decides: the layer's name or the longest path of its module or of one
+    around it (`by_module_name`), operator, class of the module or of one around it, default.
+    """
+
+    default: Scheme | None
+    by_module_name: Choices = ()
+    by_operator: Choices = ()
+    by_module_class: Choices = ()
+
+    def scheme_of(self, layer: Layer) -> Scheme | None:
+        """Return the scheme of a layer, None to leave it in floating point."""
+        names = dict(self.by_module_name)
+        for name in [layer.name, *paths_around(layer.module_path)]:
+            if name in names:
+                return names[name]
+        operators, classes = dict(self.by_operator), dict(self.by_module_class)
+        if layer.operator in operators:
+            return operators[layer.operator]
+        return next((classes[c] for c in layer.classes if c in classes), self.default)
+
+
+class TensorScale(NamedTuple):
+    """Scale and zero point of a quantized activation."""
+
+    scale: float
+    zero_point: int
+    symmetric: bool
+
+    @property
+    def bounds(self) -> tuple[int, int, torch.dtype]:
+        """Return the smallest and the largest quantized value, and their dtype."""
+        return (-128, 127, torch.int8) if self.symmetric else (0, 255, torch.uint8)
+
+
+def paths_around(path: str) -> list[str]:
+    """Return a module path and those of the modules around it, longest first, without the root."""
+    parts = path.split(".") if path else []
+    return [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+
+
+def scale_of_range(low: float, high: float, symmetric: bool) -> TensorScale:
+    """Return scale and zero point that cover a range, extended to contain zero.
+
+    The scale is a value of float32, as the graph's buffers hold it.
+    """
+    low, high = min(low, 0.0), max(high, 0.0)
+    steps = 127.5 / max(high, -low, MIN_SCALE) if symmetric else 255 / max(high - low, MIN_SCALE)
+    scale = torch.tensor(max(1 / steps, MIN_SCALE), dtype=torch.float32).item()
+    zero_point = 0 if symmetric else min(max(round(-low / scale), 0), 255)
+    return TensorScale(scale, zero_point, symmetric)

@@ -1,0 +1,48 @@
+"""Weights of a prepared model: their values as its graph computes them, and their scales."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from ipex_inductor.quantization.capture import LAYER
+from ipex_inductor.quantization.prepared import PreparedModel
+from ipex_inductor.quantization.recipe import QuantizedWeight
+from ipex_inductor.quantization.scheme import MIN_SCALE
+
+
+@torch.no_grad()
+def weight_scales(prepared: PreparedModel) -> dict[str, list[float]]:
+    """Return the scales of each layer's weight, by the name of the layer."""
+    return {
+        weight.layer.meta[LAYER].name: _scales(_evaluate(prepared, _weight_node(weight)), weight)
+        for weight in prepared.plan.weights
+    }
+
+
+def _scales(value: Tensor, weight: QuantizedWeight) -> list[float]:
+    if not weight.scheme.per_channel:
+        return [max(value.abs().max().item() / 127.5, MIN_SCALE)]
+    sizes = [size for size in range(value.dim()) if size != weight.axis]
+    largest = value.float().abs().amax(sizes)
+    return (largest / 127.5).clamp_min(MIN_SCALE).tolist()  # type: ignore[no-any-return]
+
+
+def _weight_node(weight: QuantizedWeight) -> Node:
+    node = weight.layer.args[weight.argument]
+    assert isinstance(node, Node)
+    return node
+
+
+def _evaluate(prepared: PreparedModel, node: Node) -> Any:
+    """Return the value of a node that depends on parameters and buffers alone."""
+    if node.op == "get_attr":
+        value: Any = prepared
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        return value
+    args, kwargs = map_arg((node.args, node.kwargs), lambda each: _evaluate(prepared, each))
+    assert callable(node.target)
+    return node.target(*args, **kwargs)

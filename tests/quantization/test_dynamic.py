@@ -1,0 +1,148 @@
+"""Dynamic quantization: the caller's model stays, linear layers round row by row."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import pytest
+from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization import dynamic
+from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
+
+SCHEME = Scheme(symmetric=True, dynamic=True)
+ALL = SchemeMapping(SCHEME)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.table = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        y = self.second(self.first(x).relu())
+        if y.sum() > 1e9:  # depends on data: no graph has it
+            return y
+        return functional.linear(y, self.table)
+
+
+def rounded_rows(x):
+    scale = x.abs().amax(-1, keepdim=True) / 127
+    return (x * (1.0 / scale)).round().clamp(-128, 127) * scale
+
+
+def rounded_weight(w):
+    scale = w.abs().amax(1, keepdim=True) / 127.5
+    return (w * (1.0 / scale)).round().clamp(-128, 127) * scale
+
+
+def reference(net, x, off=()):
+    layers = [("first", net.first), ("second", net.second)]
+    for name, layer in layers:
+        w = layer.weight if name in off else rounded_weight(layer.weight)
+        x = functional.linear(x if name in off else rounded_rows(x), w, layer.bias)
+        x = x.relu() if name == "first" else x
+    return functional.linear(rounded_rows(x), rounded_weight(net.table))
+
+
+def quantize(net, mapping=ALL):
+    return dynamic.convert_dynamic(dynamic.prepare_dynamic(net, mapping))
+
+
+@torch.no_grad()
+def test_rows_and_weights_are_rounded():
+    net, x = Net().eval(), torch.randn(2, 5, 8)
+    before = net(x)
+    converted = quantize(net)
+    torch.testing.assert_close(converted(x), reference(net, x), rtol=1e-4, atol=1e-4)
+    assert torch.equal(net(x), before)
+    assert type(net) is Net
+    assert isinstance(converted, Net)
+    assert {*converted.state_dict()} == {*net.state_dict()}
+    assert converted.first.weight is net.first.weight
+    assert not torch.equal(converted(x), before)
+
+
+@torch.no_grad()
+def test_a_prepared_model_computes_as_before():
+    net, x = Net().eval(), torch.randn(2, 8)
+    assert torch.equal(dynamic.prepare_dynamic(net, ALL)(x), net(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("default", [SCHEME, None])
+def test_settings_by_module_hold(default):
+    inner = {None: "first", SCHEME: "second"}[default]
+    mapping = SchemeMapping(default, by_module_name=((inner, SCHEME if not default else None),))
+    net, x = Net().eval(), torch.randn(2, 8)
+    result = quantize(net, mapping)(x)
+    if default:
+        expected = reference(net, x, off=("second",))
+    else:
+        y = functional.linear(rounded_rows(x), rounded_weight(net.first.weight), net.first.bias)
+        expected = functional.linear(net.second(y.relu()), net.table)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_changed_weight_counts():
+    net, x = Net().eval(), torch.randn(2, 8)
+    converted = quantize(net)
+    net.first.weight.mul_(3)
+    torch.testing.assert_close(converted(x), reference(net, x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_compiled_exported_and_traced_it_is_equal():
+    net, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval(), torch.randn(3, 8)
+    converted = quantize(net)
+    expected = converted(x)
+    torch.testing.assert_close(torch.compile(converted, fullgraph=True)(x), expected)
+    exported = torch.export.export(converted, (x,))
+    assert torch.equal(exported.module()(x), expected)
+    operators = {str(n.target) for n in exported.graph.nodes}
+    assert "quantized_decomposed.quantize_per_token.default" in operators
+    traced = torch.jit.trace(converted, x)
+    assert torch.equal(traced(x), expected)
+    assert "quantized_decomposed" not in str(traced.inlined_graph)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_rounded(kind):
+    net, x = kind(8, 16, batch_first=True).eval(), torch.randn(2, 5, 8)
+    before = net(x)[0]
+    result = quantize(net)(x)[0]
+    assert 0 < (result - before).abs().max() < 0.05
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_are_rounded(kind):
+    net, x = kind(8, 16).eval(), torch.randn(2, 8)
+    state = torch.randn(2, 16)
+    state = (state, state) if kind is nn.LSTMCell else state
+    before, result = net(x, state), quantize(net)(x, state)
+    before, result = (v[0] if isinstance(v, tuple) else v for v in (before, result))
+    assert 0 < (result - before).abs().max() < 0.05
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_keeps_its_type(dtype):
+    net = nn.Linear(8, 4).to(dtype).eval()
+    result = quantize(net)(torch.zeros(2, 8, dtype=dtype))
+    assert result.dtype == dtype
+    assert torch.isfinite(result).all()
+
+
+@pytest.mark.parametrize("net", [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Sequential(nn.Linear(2, 2))])
+def test_a_conversion_of_nothing_is_refused(net):
+    with pytest.raises(QuantizationError, match="a layer that dynamic quantization quantizes"):
+        dynamic.prepare_dynamic(net, SchemeMapping(SCHEME if len([*net.children()]) < 1 else None))
+
+
+def test_the_rows_say_what_stays_in_floating_point():
+    mapping = SchemeMapping(SCHEME, by_module_name=(("second", None),))
+    rows = quantize(Net().eval(), mapping).ipex_layers
+    assert [(row["name"], row["quantized"]) for row in rows] == [("first", True), ("second", False)]
