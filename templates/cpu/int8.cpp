@@ -23,6 +23,9 @@ namespace ipex {
 namespace {
 
 constexpr int64_t PANEL = 16;  // output channels that lie together in the weight
+// Rows of a block: their panel stays in the second cache. A multiple of 32 and of 6.
+constexpr int64_t ROWS = 96;
+constexpr int64_t PANELS = 4;  // whose sums are computed before their epilogue
 constexpr int64_t UNIT = 64;   // K of a panel is a multiple of it: the bytes of a tile's row
 
 // As `ipex_inductor.templates.cpu.int8` numbers them.
@@ -141,64 +144,129 @@ SHORT Vector activated(Vector x, const float* scalars) {
   }
 }
 
-// A vector of the addend as floats.
-SHORT Vector addend(const Call& c, int64_t at, int64_t count) {
-  const Scales& s = *c.scales;
-  switch (c.other_number) {
-    case UINT8: return (read((const uint8_t*)c.other + at, count) - s.other_zero_point) * s.other_scale;
-    case INT8: return (read((const int8_t*)c.other + at, count) - s.other_zero_point) * s.other_scale;
-    case FLOAT: return read((const float*)c.other + at, count);
-    default: return read((const c10::BFloat16*)c.other + at, count);
-  }
-}
+// Numbers of an addend as floats. Stores of bytes may change anything, so what is read for each vector
+// lies in registers.
+struct Nothing {};
 
-SHORT Vector combined(const Call& c, Vector value, int64_t at, int64_t count) {
-  switch (c.binary) {
-    case ADD: return value + addend(c, at, count);
-    case MUL: return value * addend(c, at, count);
-    case SUB: return value - addend(c, at, count);
-    default: return value;
-  }
-}
+template <typename Other>
+struct Addend {
+  const Other* from;
+  Vector scale, shift;
 
-SHORT void put(const Call& c, int64_t at, Vector value, int64_t count) {
-  const Scales& s = *c.scales;
-  switch (c.result_number) {
-    case FLOAT: return write((float*)c.result + at, value, count);
-    case BFLOAT16: return write((c10::BFloat16*)c.result + at, value, count);
-    default: {
-      const Vector scaled = limited(value * s.inverse_scale, s.least, s.most);
-      write_bytes((uint8_t*)c.result + at, rounded(scaled) + (int32_t)s.zero_point, count);
+  explicit Addend(const Call& c)
+      : from(static_cast<const Other*>(c.other)), scale(all(c.scales->other_scale)),
+        shift(all(-c.scales->other_zero_point)) {}
+
+  SHORT Vector operator()(int64_t at, int64_t count) const {
+    if constexpr (sizeof(Other) == 1)
+      return (read(from + at, count) + shift) * scale;
+    else
+      return read(from + at, count);
+  }
+};
+
+template <>
+struct Addend<Nothing> {
+  explicit Addend(const Call&) {}
+  SHORT Vector operator()(int64_t, int64_t) const { return Vector{}; }
+};
+
+// Writes values: floats as they are, or in steps of the result's scale. Steps or floats are within
+// limits, which also are those of ReLU and its like.
+template <typename Result>
+struct Writer {
+  static constexpr bool STEPS = sizeof(Result) == 1;
+  Result* to;
+  Vector inverse_scale;
+  Ints zero_point;
+  float least = -std::numeric_limits<float>::infinity(), most = -least;
+
+  explicit Writer(const Call& c)
+      : to(static_cast<Result*>(c.result)), inverse_scale(all(c.scales->inverse_scale)),
+        zero_point(Ints{} + static_cast<int32_t>(c.scales->zero_point)) {
+    if (STEPS) least = c.scales->least, most = c.scales->most;
+    const float scale = STEPS ? c.scales->inverse_scale : 1;
+    if (c.unary == RELU) least = std::max(least, 0.f);
+    if (c.unary == HARDTANH) {
+      least = std::clamp(c.scalars[0] * scale, least, most);
+      most = std::clamp(c.scalars[1] * scale, least, most);
     }
   }
+
+  SHORT void operator()(int64_t at, Vector value, int64_t count) const {
+    if constexpr (STEPS)
+      write_bytes(to + at, rounded(limited(value * inverse_scale, least, most)) + zero_point, count);
+    else
+      write(to + at, limited(value, least, most), count);
+  }
+};
+
+bool is_limit(int32_t unary) { return unary == NO_UNARY || unary == RELU || unary == HARDTANH; }
+
+using Activate = Vector (*)(Vector, const float*);
+template <int32_t unary>
+Vector activate(Vector x, const float* scalars) {
+  return activated<unary>(x, scalars);
 }
+template <size_t... N>
+constexpr std::array<Activate, sizeof...(N)> activations(std::index_sequence<N...>) {
+  return {activate<N>...};
+}
+constexpr auto ACTIVATE = activations(std::make_index_sequence<UNARIES>{});  // by their numbers
 
 // Epilogue of `rows` rows from `row` on, and `columns` output channels from `channel` on. `sums` has
-// lines of `line` integers.
-template <int32_t unary>
-void finish(const Call& c, const int32_t* sums, int64_t line, int64_t row, int64_t rows,
-            int64_t channel, int64_t columns) {
+// lines of `line` integers. PLAIN: without an activation but limits, and without another addend than a
+// summand.
+template <bool PLAIN, typename Other, typename Result>
+void finish_rows(const Call& c, const int32_t* sums, int64_t line, int64_t row, int64_t rows,
+                 int64_t channel, int64_t columns) {
   const float *factors = c.factors + channel, *offsets = factors + c.g.out_channels;
-  for (int64_t j = 0; j < columns; j += WIDE) {
-    const int64_t count = std::min(WIDE, columns - j);
-    const Vector factor = read(factors + j, count), offset = read(offsets + j, count);
-    for (int64_t i = 0; i < rows; ++i) {
-      Ints integers;
-      std::memcpy(&integers, sums + i * line + j, sizeof integers);
-      const int64_t at = (row + i) * c.g.out_channels + channel + j;
-      Vector value = fused(as_floats(integers), factor, offset);
-      value = combined(c, value, at, count);
-      put(c, at, activated<unary>(value, c.scalars), count);
+  const Addend<Other> addend(c);
+  const Writer<Result> put(c);
+  const int64_t outs = c.g.out_channels;
+  const int32_t binary = c.binary;
+  const float scalars[] = {c.scalars[0], c.scalars[1]};
+  const Activate activate = ACTIVATE[c.unary];
+  const auto vector = [&](int64_t i, int64_t j, int64_t count) __attribute__((always_inline)) {
+    Ints integers;
+    std::memcpy(&integers, sums + i * line + j, sizeof integers);
+    const int64_t at = (row + i) * outs + channel + j;
+    Vector value = fused(as_floats(integers), read(factors + j, count), read(offsets + j, count));
+    if constexpr (!std::is_same_v<Other, Nothing>) {
+      const Vector other = addend(at, count);
+      value = PLAIN || binary == ADD ? value + other : binary == MUL ? value * other : value - other;
     }
+    put(at, PLAIN ? value : activate(value, scalars), count);
+  };
+  for (int64_t i = 0; i < rows; ++i) {
+    int64_t j = 0;
+    for (; j + WIDE <= columns; j += WIDE) vector(i, j, WIDE);
+    if (j < columns) vector(i, j, columns - j);
   }
 }
 
-using Finish = decltype(&finish<NO_UNARY>);
-template <size_t... N>
-constexpr std::array<Finish, sizeof...(N)> finishes(std::index_sequence<N...>) {
-  return {finish<N>...};
+bool is_plain(const Call& c) { return is_limit(c.unary) && c.binary <= ADD; }
+
+// Calls `work` with values of the types of a call's addend and result.
+template <typename Work>
+auto by_types(const Call& c, Work work) {
+  const auto by_result = [&](auto other) {
+    switch (c.result_number) {
+      case FLOAT: return work(other, float{});
+      case BFLOAT16: return work(other, c10::BFloat16{});
+      default: return work(other, uint8_t{});
+    }
+  };
+  switch (c.other_number) {
+    case UINT8: return by_result(uint8_t{});
+    case INT8: return by_result(int8_t{});
+    case FLOAT: return by_result(float{});
+    case BFLOAT16: return by_result(c10::BFloat16{});
+    default: return by_result(Nothing{});
+  }
 }
-constexpr auto FINISH = finishes(std::make_index_sequence<UNARIES>{});
+
+using Finish = decltype(&finish_rows<true, Nothing, float>);
 
 // Sums of 4 products each: unsigned bytes of `x` in all lanes times signed bytes of the weight.
 // TALL rows and PARTS vectors of columns have their sums in registers.
@@ -318,7 +386,7 @@ __attribute__((target("amx-tile"))) void configure_tiles() {
 
 __attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
 
-// `sums`, in lines of 32, of 32 rows of A and one or two panels.
+// `sums`, in lines of 64, of 32 rows of A and one or two panels.
 __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
     const uint8_t* a, int64_t line, const int8_t* weight, int64_t of_panel, bool both,
     bool tall, int64_t depth, int32_t* sums) {
@@ -354,40 +422,69 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
       }
     }
   }
-  _tile_stored(0, sums, 128);
-  if (both) _tile_stored(1, sums + PANEL, 128);
-  if (tall) _tile_stored(2, sums + 16 * 32, 128);
-  if (both && tall) _tile_stored(3, sums + 16 * 32 + PANEL, 128);
+  constexpr int64_t LINE = PANELS * PANEL, BYTES = LINE * 4;
+  _tile_stored(0, sums, BYTES);
+  if (both) _tile_stored(1, sums + PANEL, BYTES);
+  if (tall) _tile_stored(2, sums + 16 * LINE, BYTES);
+  if (both && tall) _tile_stored(3, sums + 16 * LINE + PANEL, BYTES);
 }
 #endif
 
+// Copies some tens of bytes, which calls of memcpy take long for.
+SHORT void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count) {
+#ifdef __AVX512F__
+  for (; count > 64; count -= 64, to += 64, from += 64)
+    _mm512_storeu_si512(to, _mm512_loadu_si512(from));
+  const __mmask64 rest = ~uint64_t{0} >> (64 - count);
+  _mm512_mask_storeu_epi8(to, rest, _mm512_maskz_loadu_epi8(rest, from));
+#else
+  std::memcpy(to, from, count);
+#endif
+}
+
+// An output pixel; `next` moves on without divisions, which cost more than a pixel's copies.
+struct Pixel {
+  int64_t n, d, h, w;
+
+  Pixel(const Geometry& g, int64_t row)
+      : n(row / g.pixels()), d(row % g.pixels() / (g.out[1] * g.out[2])),
+        h(row / g.out[2] % g.out[1]), w(row % g.out[2]) {}
+
+  SHORT void next(const Geometry& g) {
+    if (++w < g.out[2]) return;
+    w = 0;
+    if (++h < g.out[1]) return;
+    h = 0;
+    if (++d < g.out[0]) return;
+    d = 0, ++n;
+  }
+};
+
 // Copies the elements under the kernel of `rows` output pixels from `row` on to lines of `line` bytes.
 void gather(const Call& c, int64_t group, int64_t row, int64_t rows, uint8_t* panel, int64_t line) {
-  const Geometry& g = c.g;
-  const int64_t some = g.group_channels(), depth = g.depth(), pixels = g.pixels();
-  const bool flips = c.x_number == INT8;
+  const Geometry g = c.g;
+  const int64_t some = g.group_channels(), depth = g.depth(), width = g.window[2] * some;
   const auto padding = static_cast<uint8_t>(static_cast<int32_t>(c.scales->x_zero_point));
   const bool joined = g.groups == 1 && g.dilation[2] == 1;  // a line of the kernel lies together
-  for (int64_t i = 0; i < rows; ++i) {
+  const uint8_t* const x = c.x + group * some;
+  Pixel pixel(g, row);
+  for (int64_t i = 0; i < rows; ++i, pixel.next(g)) {
     uint8_t *const start = panel + i * line, *to = start;
-    const int64_t n = (row + i) / pixels, pixel = (row + i) % pixels;
-    const int64_t od = pixel / (g.out[1] * g.out[2]), oh = pixel / g.out[2] % g.out[1];
-    const int64_t left = pixel % g.out[2] * g.stride[2] - g.padding[2];
+    const int64_t left = pixel.w * g.stride[2] - g.padding[2];
     const bool within = joined && left >= 0 && left + g.window[2] <= g.size[2];
-    for (int64_t a = 0; a < g.window[0]; ++a)
+    for (int64_t a = 0; a < g.window[0]; ++a) {
+      const int64_t d = pixel.d * g.stride[0] - g.padding[0] + a * g.dilation[0];
       for (int64_t b = 0; b < g.window[1]; ++b) {
-        const int64_t d = od * g.stride[0] - g.padding[0] + a * g.dilation[0];
-        const int64_t h = oh * g.stride[1] - g.padding[1] + b * g.dilation[1];
+        const int64_t h = pixel.h * g.stride[1] - g.padding[1] + b * g.dilation[1];
         if (d < 0 || d >= g.size[0] || h < 0 || h >= g.size[1]) {
-          std::memset(to, padding, g.window[2] * some);
-          to += g.window[2] * some;
+          std::memset(to, padding, width);
+          to += width;
           continue;
         }
-        const uint8_t* from = c.x + (((n * g.size[0] + d) * g.size[1] + h) * g.size[2]) * g.channels;
-        from += group * some;
+        const uint8_t* from = x + (((pixel.n * g.size[0] + d) * g.size[1] + h) * g.size[2]) * g.channels;
         if (within) {
-          std::memcpy(to, from + left * g.channels, g.window[2] * some);
-          to += g.window[2] * some;
+          copy_bytes(to, from + left * g.channels, width);
+          to += width;
           continue;
         }
         for (int64_t e = 0; e < g.window[2]; ++e, to += some) {
@@ -395,18 +492,15 @@ void gather(const Call& c, int64_t group, int64_t row, int64_t rows, uint8_t* pa
           if (w < 0 || w >= g.size[2])
             std::memset(to, padding, some);
           else
-            std::memcpy(to, from + w * g.channels, some);
+            copy_bytes(to, from + w * g.channels, some);
         }
       }
-    if (flips)
+    }
+    if (c.x_number == INT8)
       for (uint8_t* byte = start; byte < start + depth; ++byte) *byte ^= 0x80;
-    std::memset(to, 0, line - depth);
+    if (line > depth) std::memset(start + depth, 0, line - depth);
   }
 }
-
-// Rows of a block: their panel stays in the second cache. A multiple of 32 and of 6.
-constexpr int64_t ROWS = 96;
-constexpr int64_t PANELS = 4;  // whose sums are computed before their epilogue
 
 // A block of rows, panels `from` to `to` of the weight: products, and their epilogue.
 void multiply_by_vectors(const Call& c, Finish finish, const uint8_t* a, int64_t line, int64_t group,
@@ -433,18 +527,20 @@ void multiply_by_vectors(const Call& c, Finish finish, const uint8_t* a, int64_t
 #if INT8_AMX
 void multiply_by_tiles(const Call& c, Finish finish, const uint8_t* a, int64_t line, int64_t group,
                        int64_t row, int64_t rows, int64_t from, int64_t to) {
-  alignas(64) int32_t sums[32 * 32];
+  constexpr int64_t LINE = PANELS * PANEL;
+  alignas(64) int32_t sums[32 * LINE];
   const Geometry& g = c.g;
-  const int64_t of_panel = g.padded_depth() * PANEL;
+  const int64_t depth = g.padded_depth(), of_panel = depth * PANEL;
   const int8_t* weight = c.weight + group * g.panels() * of_panel;
-  for (int64_t p = from; p < to; p += 2) {
-    const bool both = p + 1 < to;
-    const int64_t columns = std::min<int64_t>((both ? 2 : 1) * PANEL, g.group_outs() - p * PANEL);
+  for (int64_t p = from; p < to; p += PANELS) {
+    const int64_t panels = std::min(PANELS, to - p);
+    const int64_t columns = std::min(panels * PANEL, g.group_outs() - p * PANEL);
     for (int64_t i = 0; i < rows; i += 32) {
       const int64_t count = std::min<int64_t>(32, rows - i);
-      multiply_tiles(a + i * line, line, weight + p * of_panel, of_panel, both, count > 16,
-                     g.padded_depth(), sums);
-      finish(c, sums, 32, row + i, count, group * g.group_outs() + p * PANEL, columns);
+      for (int64_t q = 0; q < panels; q += 2)
+        multiply_tiles(a + i * line, line, weight + (p + q) * of_panel, of_panel, q + 1 < panels,
+                       count > 16, depth, sums + q * PANEL);
+      finish(c, sums, LINE, row + i, count, group * g.group_outs() + p * PANEL, columns);
     }
   }
 }
@@ -480,7 +576,11 @@ void multiply_part(const Call& c, Finish finish, int64_t group, int64_t row, int
 void multiply(const Call& c) {
   constexpr int64_t FEW = 4;  // rows, of which tiles would compute 16
   const Geometry& g = c.g;
-  const Finish finish = FINISH[c.unary];
+  const Finish finish = by_types(c, [&](auto other, auto result) -> Finish {
+    using Other = decltype(other);
+    using Result = decltype(result);
+    return is_plain(c) ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
+  });
   const int64_t rows = g.rows(), blocks = (rows + ROWS - 1) / ROWS, threads = omp_get_max_threads();
   if (rows == 0) return;
   const int64_t wanted = std::max<int64_t>(1, 4 * threads / (blocks * g.groups));
@@ -515,53 +615,58 @@ void multiply(const Call& c) {
 }
 
 // One channel a group: vectors of channels, tap by tap, in floats, which hold these sums exactly.
-template <int32_t unary>
+template <typename Other, typename Result>
 void convolve_depthwise(const Call& c) {
-  const Geometry& g = c.g;
-  const int64_t lines = g.batch * g.out[0] * g.out[1], many = g.group_outs();
-  const float *factors = c.factors, *offsets = factors + g.out_channels;
-  const float zero = c.scales->x_zero_point;
-#pragma omp parallel for schedule(static)
+  const Geometry g = c.g;
+  const int64_t lines = g.batch * g.out[0] * g.out[1], outs = g.out_channels, many = g.group_outs();
+  const Vector zero = all(c.scales->x_zero_point);
+  const bool is_signed = c.x_number == INT8;
+  const Finish finish = is_plain(c) ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
+  const uint8_t* x = c.x;
+  const int8_t* weight = c.weight;
+  const auto numbers = [=](int64_t at, int64_t count) __attribute__((always_inline)) {
+    return is_signed ? read((const int8_t*)x + at, count) : read(x + at, count);
+  };
+#pragma omp parallel
+  {
+  thread_local std::vector<int32_t> sums;  // of a pixel
+  if (static_cast<int64_t>(sums.size()) < outs + WIDE) sums.resize(outs + WIDE);
+#pragma omp for schedule(static)
   for (int64_t line = 0; line < lines; ++line) {
     const int64_t n = line / (g.out[0] * g.out[1]), od = line / g.out[1] % g.out[0];
     const int64_t oh = line % g.out[1];
-    for (int64_t ow = 0; ow < g.out[2]; ++ow)
-      for (int64_t o = 0; o < g.out_channels; o += WIDE) {
-        const int64_t count = std::min(WIDE, g.out_channels - o);
+    for (int64_t ow = 0; ow < g.out[2]; ++ow) {
+      for (int64_t o = 0; o < outs; o += WIDE) {
+        const int64_t count = std::min(WIDE, outs - o);
         Vector sum{};
-        const int8_t* weight = c.weight + o;
-        for (int64_t t = 0; t < g.taps(); ++t, weight += g.out_channels) {
-          const int64_t e = t % g.window[2], b = t / g.window[2] % g.window[1];
-          const int64_t d = od * g.stride[0] - g.padding[0] + t / (g.window[1] * g.window[2]) * g.dilation[0];
-          const int64_t h = oh * g.stride[1] - g.padding[1] + b * g.dilation[1];
-          const int64_t w = ow * g.stride[2] - g.padding[2] + e * g.dilation[2];
-          if (d < 0 || d >= g.size[0] || h < 0 || h >= g.size[1] || w < 0 || w >= g.size[2]) continue;
-          const int64_t at = (((n * g.size[0] + d) * g.size[1] + h) * g.size[2] + w) * g.channels;
-          Vector x;
-          if (many == 1) {
-            x = c.x_number == INT8 ? read((const int8_t*)c.x + at + o, count) : read(c.x + at + o, count);
-          } else {
-            for (int64_t i = 0; i < WIDE; ++i) {
-              const int64_t channel = at + (o + std::min(i, count - 1)) / many;
-              x[i] = c.x_number == INT8 ? ((const int8_t*)c.x)[channel] : c.x[channel];
+        for (int64_t a = 0; a < g.window[0]; ++a)
+          for (int64_t b = 0; b < g.window[1]; ++b) {
+            const int64_t d = od * g.stride[0] - g.padding[0] + a * g.dilation[0];
+            const int64_t h = oh * g.stride[1] - g.padding[1] + b * g.dilation[1];
+            if (d < 0 || d >= g.size[0] || h < 0 || h >= g.size[1]) continue;
+            const int64_t start = ((n * g.size[0] + d) * g.size[1] + h) * g.size[2];
+            const int8_t* taps = weight + (a * g.window[1] + b) * g.window[2] * outs + o;
+            for (int64_t e = 0; e < g.window[2]; ++e) {
+              const int64_t w = ow * g.stride[2] - g.padding[2] + e * g.dilation[2];
+              if (w < 0 || w >= g.size[2]) continue;
+              const int64_t at = (start + w) * g.channels;
+              Vector values;
+              if (many == 1)
+                values = numbers(at + o, count);
+              else
+                for (int64_t i = 0; i < WIDE; ++i)
+                  values[i] = numbers(at + (o + std::min(i, count - 1)) / many, 1)[0];
+              sum = fused(values - zero, read(taps + e * outs, count), sum);
             }
           }
-          sum = fused(x - zero, read(weight, count), sum);
-        }
-        const int64_t at = ((n * g.out[0] + od) * g.out[1] + oh) * g.out[2] * g.out_channels + ow * g.out_channels + o;
-        Vector value = fused(sum, read(factors + o, count), read(offsets + o, count));
-        value = combined(c, value, at, count);
-        put(c, at, activated<unary>(value, c.scalars), count);
+        const Ints integers = rounded(sum);
+        std::memcpy(sums.data() + o, &integers, sizeof integers);
       }
+      finish(c, sums.data(), 0, line * g.out[2] + ow, 1, 0, outs);
+    }
+  }
   }
 }
-
-using Depthwise = decltype(&convolve_depthwise<NO_UNARY>);
-template <size_t... N>
-constexpr std::array<Depthwise, sizeof...(N)> depthwises(std::index_sequence<N...>) {
-  return {convolve_depthwise<N>...};
-}
-constexpr auto DEPTHWISE = depthwises(std::make_index_sequence<UNARIES>{});
 
 // Maxima of windows, channel by channel.
 template <typename T>
@@ -612,7 +717,9 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   call.binary = rest[3], call.unary = rest[4];
   call.scalars[0] = scalars[0], call.scalars[1] = scalars[1];
   if (rest[5])
-    ipex::DEPTHWISE[call.unary](call);
+    ipex::by_types(call, [&](auto other, auto result) {
+      ipex::convolve_depthwise<decltype(other), decltype(result)>(call);
+    });
   else
     ipex::multiply(call);
 }

@@ -193,7 +193,7 @@ class _Builder:
         """
         if isinstance(value, Node):
             return value
-        args = (self.weight, [], 0 if value is None else value)
+        args: tuple[Any, ...] = (self.weight, [], 0 if value is None else value)
         node = self.graph.call_function(aten.new_full.default, args, {"dtype": dtype})
         node.meta["val"] = compute_value(node)
         return node
