@@ -8,18 +8,22 @@ from ipex_inductor.quantization.qconfigs import (
     default_dynamic_qconfig_mapping,
     default_static_qconfig,
     default_static_qconfig_mapping,
+    get_smooth_quant_qconfig_mapping,
 )
 from ipex_inductor.quantization.scheme import Scheme
+from ipex_inductor.quantization.tuning import autotune
 
 __all__ = [
     "QConfigMapping",
     "QuantConf",
     "Scheme",
+    "autotune",
     "calibrate",
     "convert",
     "default_dynamic_qconfig",
     "default_dynamic_qconfig_mapping",
     "default_static_qconfig",
     "default_static_qconfig_mapping",
+    "get_smooth_quant_qconfig_mapping",
     "prepare",
 ]

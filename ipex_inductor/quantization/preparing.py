@@ -11,6 +11,7 @@ from ipex_inductor.quantization.calibration import QuantConf
 from ipex_inductor.quantization.converted import QuantizedModel, convert_prepared
 from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
 from ipex_inductor.quantization.qconfigs import is_dynamic, read_mapping
+from ipex_inductor.quantization.smoothing import convert_smoothed, prepare_smoothed
 
 
 @overload
@@ -68,9 +69,13 @@ def prepare(
             "Pass example_inputs=..., or use default_dynamic_qconfig_mapping.",
         )
     args, kwargs = as_tuple(example_inputs), dict(example_kwarg_inputs or {})
-    prepared = prepare_graph(model, mapping, args, kwargs, bn_folding)
+    smooth = getattr(configure, "smooth_quant", None)
+    if smooth is not None:
+        prepared = prepare_smoothed(model, mapping, smooth, (args, kwargs), bn_folding)
+    else:
+        prepared = prepare_graph(model, mapping, args, kwargs, bn_folding)
     prepared.example_inputs = args, kwargs
-    return prepared
+    return prepared.eval()
 
 
 def convert(
@@ -91,7 +96,7 @@ def convert(
     if isinstance(conf, QuantConf):
         return _convert_by_conf(model, conf, inputs)
     if isinstance(model, PreparedModel):
-        return _with_inputs(convert_prepared(model), getattr(model, "example_inputs", None))
+        return _with_inputs(convert_smoothed(model), model.example_inputs)
     if dynamic.is_prepared(model):
         return dynamic.convert_dynamic(model)
     raise QuantizationError(
@@ -114,6 +119,7 @@ def _convert_by_conf(model: nn.Module, conf: QuantConf, inputs: Any) -> Quantize
 
 def _with_inputs(quantized: QuantizedModel, inputs: Any) -> QuantizedModel:
     """Keep what `save` traces a model with: inputs, and the autocast of its conversion."""
+    quantized.eval()
     quantized.example_inputs = inputs
     if torch.is_autocast_enabled("cpu"):
         quantized.autocast_dtype = torch.get_autocast_dtype("cpu")

@@ -4,7 +4,7 @@ Ours has the layers by their stable names, and each quantized tensor once.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -40,12 +40,13 @@ class TensorEntry(msgspec.Struct):
 
 
 class OurFile(msgspec.Struct):
-    """A file of ours."""
+    """A file of ours; `smoothing` are SmoothQuant's factors by the names of tensors."""
 
     format: Literal["ipex_inductor.quantization"]
     version: Literal[1]
     layers: list[LayerEntry]
     tensors: dict[str, TensorEntry]
+    smoothing: dict[str, list[float]] = {}
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
@@ -96,20 +97,22 @@ def _read_ours(file: str, text: bytes) -> Summary:
         )
         for entry in content.layers
     )
-    return Summary(file, layers, scales)
+    return Summary(file, layers, scales, content.smoothing)
 
 
 def write_summary(
     path: str | os.PathLike[str],
     layers: Iterable[LayerEntry],
-    scales: Iterable[tuple[str, TensorScale]],
+    scales: Mapping[str, TensorScale],
+    smoothing: Mapping[str, list[float]],
 ) -> None:
     """Write a file of ours, which is whole or not there."""
     content = OurFile(
         format=FORMAT,
         version=VERSION,
         layers=list(layers),
-        tensors={name: TensorEntry(*scale) for name, scale in scales},
+        tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
+        smoothing=dict(smoothing),
     )
     write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=2))
 
