@@ -1,6 +1,7 @@
 """INT8 quantization: capture, observe, convert to a graph of quantize and dequantize nodes."""
 
 from ipex_inductor.quantization.calibration import QuantConf, calibrate
+from ipex_inductor.quantization.model_file import load, save
 from ipex_inductor.quantization.preparing import convert, prepare
 from ipex_inductor.quantization.qconfigs import (
     QConfigMapping,
@@ -25,5 +26,7 @@ __all__ = [
     "default_static_qconfig",
     "default_static_qconfig_mapping",
     "get_smooth_quant_qconfig_mapping",
+    "load",
     "prepare",
+    "save",
 ]

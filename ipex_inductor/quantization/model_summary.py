@@ -94,7 +94,7 @@ def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
 
 
 def _plan_again(prepared: PreparedModel, off: set[str]) -> tuple[GraphModule, Plan]:
-    schemes = _schemes(prepared)
+    schemes = layer_schemes(prepared)
     choices = ((name, None if name in off else scheme) for name, scheme in schemes.items())
     folds = [layer for layer in prepared.layers if layer.operator == "batch_norm"]
     graph, holder = prepared.plan.order[0].graph, nn.Module()
@@ -104,7 +104,7 @@ def _plan_again(prepared: PreparedModel, off: set[str]) -> tuple[GraphModule, Pl
     return GraphModule(holder, graph), plan
 
 
-def _schemes(prepared: PreparedModel) -> dict[str, Scheme]:
+def layer_schemes(prepared: PreparedModel) -> dict[str, Scheme]:
     """Return the scheme of each quantized layer by its name."""
     plan = prepared.plan
     weights = {weight.layer.meta[LAYER].name: weight.scheme for weight in plan.weights}

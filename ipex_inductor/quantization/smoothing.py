@@ -233,7 +233,8 @@ def _multiply(graph: Graph, before: Node, operands: tuple[Node, str], layer: Any
 def _observe_channels(prepared: PreparedModel, tensor: SmoothedTensor) -> None:
     """Let the prepared model's graph show a tensor's channels to their observer."""
     products = prepared.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
-    (product,) = (n for n in products if n.meta[LAYER].name == tensor.name)
+    layers = ((node, node.meta.get(LAYER)) for node in products)
+    (product,) = (node for node, layer in layers if layer and layer.name == tensor.name)
     name = f"_channels_{tensor.number}"
     prepared.add_module(name, tensor.observer)
     with prepared.graph.inserting_after(product):

@@ -82,11 +82,21 @@ def _read(file: str, text: bytes) -> Summary:
 
 def _read_ours(file: str, text: bytes) -> Summary:
     content = msgspec.json.decode(text, type=OurFile)
+    return summary_of(file, content.layers, content.tensors, content.smoothing)
+
+
+def summary_of(
+    file: str,
+    layers: Iterable[LayerEntry],
+    tensors: Mapping[str, TensorEntry],
+    factors: Mapping[str, list[float]] | None = None,
+) -> Summary:
+    """Return the summary of entries in a file of ours."""
     scales = {
         name: TensorScale(tensor.scale, tensor.zero_point, tensor.symmetric)
-        for name, tensor in content.tensors.items()
+        for name, tensor in tensors.items()
     }
-    layers = tuple(
+    records = tuple(
         LayerRecord(
             operator=entry.operator,
             quantized=entry.quantized,
@@ -95,9 +105,9 @@ def _read_ours(file: str, text: bytes) -> Summary:
             name=entry.name,
             weight_channels=entry.weight_channels,
         )
-        for entry in content.layers
+        for entry in layers
     )
-    return Summary(file, layers, scales, content.smoothing)
+    return Summary(file, records, scales, factors or {})
 
 
 def write_summary(
