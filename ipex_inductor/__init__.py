@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from ipex_inductor.ipex_api.switches import version as version
     from ipex_inductor.prebuild.exporting import package as package
     from ipex_inductor.prebuild.loading import load as load
+    from ipex_inductor.quantization import QuantConf as QuantConf
+    from ipex_inductor.quantization import calibrate as calibrate
 
 __version__ = "0.2.0"
 
@@ -54,12 +56,13 @@ _HOMES = {
         "set_fp32_math_mode",
     ),
     "ipex_inductor.prebuild.exporting": ("package",),
+    "ipex_inductor.quantization": ("QuantConf", "calibrate"),
     "ipex_inductor.prebuild.loading": ("load",),
     "ipex_inductor.compiler.recording": ("record",),
     "ipex_inductor.ipex_api.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = frozenset({"cpu", "frontend", "nn", "optim", "xpu"})
+_MODULES = frozenset({"cpu", "frontend", "nn", "optim", "quantization", "xpu"})
 
 __all__ = ["derived_memory", "explain", "refresh", "report", *_HOME]
 

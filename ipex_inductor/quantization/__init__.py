@@ -1,6 +1,7 @@
 """INT8 quantization: capture, observe, convert to a graph of quantize and dequantize nodes."""
 
 from ipex_inductor.quantization.calibration import QuantConf, calibrate
+from ipex_inductor.quantization.model_file import load, save
 from ipex_inductor.quantization.preparing import convert, prepare
 from ipex_inductor.quantization.qconfigs import (
     QConfigMapping,
@@ -8,18 +9,24 @@ from ipex_inductor.quantization.qconfigs import (
     default_dynamic_qconfig_mapping,
     default_static_qconfig,
     default_static_qconfig_mapping,
+    get_smooth_quant_qconfig_mapping,
 )
 from ipex_inductor.quantization.scheme import Scheme
+from ipex_inductor.quantization.tuning import autotune
 
 __all__ = [
     "QConfigMapping",
     "QuantConf",
     "Scheme",
+    "autotune",
     "calibrate",
     "convert",
     "default_dynamic_qconfig",
     "default_dynamic_qconfig_mapping",
     "default_static_qconfig",
     "default_static_qconfig_mapping",
+    "get_smooth_quant_qconfig_mapping",
+    "load",
     "prepare",
+    "save",
 ]

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_map
 
+from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import old_summary
 from ipex_inductor.quantization.model_summary import load_scales
@@ -283,12 +283,5 @@ def calibrate(conf: QuantConf, default_recipe: bool = True) -> Iterator[QuantCon
         received = f"a {type(conf).__name__}"
         raise QuantizationError("a QuantConf", received, "Make one: `conf = QuantConf()`.")
     block = _Block(conf)
-    handles = [
-        hooks.register_module_forward_pre_hook(block.enter_call),
-        hooks.register_module_forward_hook(block.leave_call, with_kwargs=True, always_call=True),
-    ]
-    try:
+    with compat.module_calls_observed(block.enter_call, block.leave_call):
         yield conf
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.in_place import CHANGED, replace_in_place_ops
+from ipex_inductor.quantization.model_graph import share_state
 from ipex_inductor.quantization.scheme import Layer, paths_around
 
 aten = torch.ops.aten
@@ -36,6 +37,8 @@ def capture_graph(
         args = (args,)
     module = _export(model, args, kwargs or {})
     _erase_guards(module)
+    _register_constants(module)
+    share_state(model, module)  # tied parameters have one name in an exported program
     replace_in_place_ops(module.graph)
     _name_layers(module.graph, model)
     _erase_identities(module.graph)
@@ -93,6 +96,17 @@ def _erase_guards(module: GraphModule) -> None:
         module.graph.erase_node(node)
     if hasattr(module, GUARDS):
         delattr(module, GUARDS)
+
+
+def _register_constants(module: GraphModule) -> None:
+    """Make tensors that a graph reads buffers outside of the state dict, if they are plain attributes."""
+    for node in module.graph.find_nodes(op="get_attr"):
+        path, _, name = str(node.target).rpartition(".")
+        owner = module.get_submodule(path)
+        value = getattr(owner, name)
+        if isinstance(value, torch.Tensor) and name not in owner._parameters | owner._buffers:
+            delattr(owner, name)
+            owner.register_buffer(name, value, persistent=False)
 
 
 def _erase_identities(graph: torch.fx.Graph) -> None:

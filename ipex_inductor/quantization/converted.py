@@ -36,9 +36,10 @@ class QuantizedModel(ModelGraph):
     It runs in floating point on quantized values; backend "ipex" compiles it to int8 kernels.
     """
 
-    KEPT = ("layers", "_tensor_scales", "example_inputs", "autocast_dtype")
+    KEPT = ("layers", "_tensor_scales", "example_inputs", "autocast_dtype", "recipe")
     example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # `save` traces with them
     autocast_dtype: torch.dtype | None = None  # `save` traces under it
+    recipe: Any = None  # how it was quantized, for files
 
     def __init__(
         self,

@@ -176,9 +176,20 @@ def share_copy(model: nn.Module) -> nn.Module:
     Raises:
         QuantizationError: if an attribute cannot be copied.
     """
-    tensors: list[Tensor] = [*model.parameters(), *model.buffers()]
+    return copy_with(model, {})
+
+
+def copy_with(model: nn.Module, tensors: Mapping[int, Tensor]) -> nn.Module:
+    """Return a copy of a model's modules with other parameters and buffers, by the ids of its own.
+
+    Parameters and buffers that are not among them are shared.
+
+    Raises:
+        QuantizationError: if an attribute cannot be copied.
+    """
+    shared: list[Tensor] = [*model.parameters(), *model.buffers()]
     try:
-        return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+        return copy.deepcopy(model, {**{id(tensor): tensor for tensor in shared}, **tensors})
     except Exception as error:
         raise QuantizationError(
             "a model whose modules can be copied",

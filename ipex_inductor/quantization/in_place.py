@@ -76,6 +76,6 @@ def _mark_changed(value: Any) -> None:
         if node.meta.get(CHANGED):
             continue
         node.meta[CHANGED] = True
-        pending += [user for user in node.users if _shares_memory(user)]
+        pending += [u for u in node.users if _shares_memory(u) or _changes_an_argument(u)]
         if _shares_memory(node) and isinstance(node.args[0], Node):
             pending.append(node.args[0])

@@ -10,8 +10,15 @@ from ipex_inductor.errors import SummaryFileError
 from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.model_graph import share_state
 from ipex_inductor.quantization.prepared import PreparedModel
-from ipex_inductor.quantization.recipe import LayerDecision, plan_graph
+from ipex_inductor.quantization.recipe import LayerDecision, Plan, plan_graph
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
+from ipex_inductor.quantization.smoothing import (
+    attach,
+    factors_of,
+    find_scales,
+    set_factors,
+    smoothing_of,
+)
 from ipex_inductor.quantization.summary import Summary
 from ipex_inductor.quantization.summary_file import LayerEntry, read_summary, write_summary
 
@@ -22,8 +29,9 @@ def save_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
     Raises:
         QuantizationError: if the model was not calibrated.
     """
+    find_scales(prepared)
     scales = prepared.scales()
-    write_summary(path, layer_entries(prepared.layers), scales.items())
+    write_summary(path, layer_entries(prepared.layers), scales, factors_of(prepared))
 
 
 def layer_entries(layers: Iterable[LayerDecision]) -> list[LayerEntry]:
@@ -51,8 +59,11 @@ def load_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
     summary = read_summary(path)
     off = set(summary.switched_off(prepared.layers))
     if any(layer.quantized and layer.name in off for layer in prepared.layers):
-        _plan_again(prepared, off)
+        smoothing = smoothing_of(prepared)
+        PreparedModel.__init__(prepared, *_plan_again(prepared, off))
+        attach(prepared, *smoothing)
     load_scales(prepared, summary)
+    set_factors(prepared, summary.file, summary.factors)
 
 
 def load_scales(prepared: PreparedModel, summary: Summary) -> None:
@@ -74,21 +85,26 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
     prepared.set_scales({name: scales[name] for name in prepared.observers})
 
 
-def _plan_again(prepared: PreparedModel, off: set[str]) -> None:
-    """Leave more layers of a prepared model in floating point; its observers start anew."""
-    schemes = _schemes(prepared)
-    mapping = SchemeMapping(
-        None, tuple((name, None if name in off else schemes[name]) for name in schemes)
-    )
+def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
+    """Return a prepared model that leaves more layers in floating point; observers start anew."""
+    result = PreparedModel(*_plan_again(prepared, off))
+    result.example_inputs = prepared.example_inputs
+    attach(result, *smoothing_of(prepared))
+    return result
+
+
+def _plan_again(prepared: PreparedModel, off: set[str]) -> tuple[GraphModule, Plan]:
+    schemes = layer_schemes(prepared)
+    choices = ((name, None if name in off else scheme) for name, scheme in schemes.items())
     folds = [layer for layer in prepared.layers if layer.operator == "batch_norm"]
     graph, holder = prepared.plan.order[0].graph, nn.Module()
     share_state(prepared, holder)
-    plan = plan_graph(graph, mapping)
+    plan = plan_graph(graph, SchemeMapping(None, tuple(choices)))
     plan.decisions += folds
-    PreparedModel.__init__(prepared, GraphModule(holder, graph), plan)
+    return GraphModule(holder, graph), plan
 
 
-def _schemes(prepared: PreparedModel) -> dict[str, Scheme]:
+def layer_schemes(prepared: PreparedModel) -> dict[str, Scheme]:
     """Return the scheme of each quantized layer by its name."""
     plan = prepared.plan
     weights = {weight.layer.meta[LAYER].name: weight.scheme for weight in plan.weights}

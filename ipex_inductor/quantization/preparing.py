@@ -1,5 +1,6 @@
 """`prepare` and `convert`, in the forms of both eras of IPEX."""
 
+from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
@@ -8,9 +9,27 @@ from torch import nn
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import dynamic
 from ipex_inductor.quantization.calibration import QuantConf
-from ipex_inductor.quantization.converted import QuantizedModel, convert_prepared
+from ipex_inductor.quantization.converted import QuantizedModel
+from ipex_inductor.quantization.model_summary import layer_schemes
 from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
-from ipex_inductor.quantization.qconfigs import is_dynamic, read_mapping
+from ipex_inductor.quantization.qconfigs import SmoothQuant, is_dynamic, read_mapping
+from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
+from ipex_inductor.quantization.smoothing import (
+    convert_smoothed,
+    factors_of,
+    prepare_smoothed,
+    smoothing_of,
+)
+
+
+@dataclass(frozen=True)
+class ModelRecipe:
+    """How a model was quantized, as its file needs it: schemes by layer, factors by tensor."""
+
+    schemes: dict[str, Scheme]
+    bn_folding: bool
+    smoothing: SmoothQuant | None
+    factors: dict[str, list[float]]
 
 
 @overload
@@ -68,9 +87,33 @@ def prepare(
             "Pass example_inputs=..., or use default_dynamic_qconfig_mapping.",
         )
     args, kwargs = as_tuple(example_inputs), dict(example_kwarg_inputs or {})
-    prepared = prepare_graph(model, mapping, args, kwargs, bn_folding)
-    prepared.example_inputs = args, kwargs
-    return prepared
+    smooth = getattr(configure, "smooth_quant", None)
+    return prepare_statically(model, mapping, smooth, (args, kwargs), bn_folding)
+
+
+def prepare_statically(
+    model: nn.Module,
+    mapping: SchemeMapping,
+    smooth: SmoothQuant | None,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    bn_folding: bool = True,
+) -> PreparedModel:
+    """Return a captured copy of `model` with observers.
+
+    Args:
+        model: the model; it is not changed.
+        mapping: which layer gets which scheme.
+        smooth: how SmoothQuant's factors are computed, None without them.
+        inputs: example inputs, positional and keyword.
+        bn_folding: fold batch norms into the layers before them.
+    """
+    if smooth is not None:
+        prepared = prepare_smoothed(model, mapping, smooth, inputs, bn_folding)
+    else:
+        prepared = prepare_graph(model, mapping, *inputs, bn_folding)
+    prepared.example_inputs = inputs
+    vars(prepared)["bn_folding"] = bn_folding
+    return prepared.eval()
 
 
 def convert(
@@ -91,7 +134,7 @@ def convert(
     if isinstance(conf, QuantConf):
         return _convert_by_conf(model, conf, inputs)
     if isinstance(model, PreparedModel):
-        return _with_inputs(convert_prepared(model), getattr(model, "example_inputs", None))
+        return finish_conversion(model)
     if dynamic.is_prepared(model):
         return dynamic.convert_dynamic(model)
     raise QuantizationError(
@@ -108,13 +151,25 @@ def _convert_by_conf(model: nn.Module, conf: QuantConf, inputs: Any) -> Quantize
     if isinstance(model, PreparedModel):
         advice = "Pass the model itself, or convert(prepared) without a configuration."
         raise QuantizationError("a model beside a QuantConf", "a prepared model", advice)
-    args = as_tuple(inputs)
-    return _with_inputs(convert_prepared(conf.prepared_for(model, args)), (args, {}))
+    prepared = conf.prepared_for(model, as_tuple(inputs))
+    prepared.example_inputs = as_tuple(inputs), {}
+    return finish_conversion(prepared)
 
 
-def _with_inputs(quantized: QuantizedModel, inputs: Any) -> QuantizedModel:
-    """Keep what `save` traces a model with: inputs, and the autocast of its conversion."""
-    quantized.example_inputs = inputs
+def finish_conversion(prepared: PreparedModel) -> QuantizedModel:
+    """Return the quantized form of a model, with all that `save` needs.
+
+    That is how it was quantized, its inputs, and the autocast of its conversion.
+    """
+    quantized = convert_smoothed(prepared).eval()
+    smooth, tensors = smoothing_of(prepared)
+    quantized.recipe = ModelRecipe(
+        schemes=layer_schemes(prepared),
+        bn_folding=vars(prepared).get("bn_folding", True),
+        smoothing=smooth if "smoothing" in vars(prepared) and tensors else None,
+        factors=factors_of(prepared),
+    )
+    quantized.example_inputs = prepared.example_inputs
     if torch.is_autocast_enabled("cpu"):
         quantized.autocast_dtype = torch.get_autocast_dtype("cpu")
     return quantized

@@ -15,6 +15,18 @@ from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.scheme import Choices, Layer, Scheme, SchemeMapping
 from ipex_inductor.quantization.summary import plain_operator
 
+
+@dataclass(frozen=True)
+class SmoothQuant:
+    """How factors are computed: x_max^alpha / w_max^(1 - alpha) for each input channel.
+
+    With `share`, linear layers that read one tensor share the factors.
+    """
+
+    alpha: float = 0.5
+    share: bool = True
+
+
 default_static_qconfig = Scheme(observer="histogram")
 """Affine uint8 activations by a histogram, symmetric int8 weights for each channel."""
 
@@ -50,6 +62,7 @@ class QConfigMapping:
 
     def __init__(self) -> None:
         self.global_qconfig: Any = None
+        self.smooth_quant: SmoothQuant | None = None
         self.object_type_qconfigs: OrderedDict[Any, Any] = OrderedDict()
         self.module_name_regex_qconfigs: OrderedDict[str, Any] = OrderedDict()
         self.module_name_qconfigs: OrderedDict[str, Any] = OrderedDict()
@@ -92,6 +105,43 @@ default_dynamic_qconfig_mapping = QConfigMapping().set_global(default_dynamic_qc
 """`default_dynamic_qconfig` for every layer."""
 
 
+def get_smooth_quant_qconfig_mapping(
+    alpha: float = 0.5,
+    act_observer: Any = None,
+    act_ic_observer: Any = None,
+    wei_observer: Any = None,
+    wei_ic_observer: Any = None,
+    share_weight_observers: bool = True,
+) -> QConfigMapping:
+    """Return settings by which linear layers are smoothed before they are quantized.
+
+    Args:
+        alpha: 0 moves no spread from activations to weights, 1 all of it.
+        act_observer: a maker of observers of activations, of `torch.ao`.
+        act_ic_observer: for the channels of activations, a `PerChannelMinMaxObserver`.
+        wei_observer: for weights, min-max for each output channel.
+        wei_ic_observer: for their input channels, a `PerChannelMinMaxObserver`.
+        share_weight_observers: linear layers that read one tensor share their factors.
+
+    Raises:
+        QuantizationError: for an observer or an alpha that cannot be used.
+    """
+    if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 1:
+        advice = "`autotune` with smoothquant_args tries several."
+        _refuse("an alpha between 0 and 1", repr(alpha), advice)
+    for make in (act_ic_observer, wei_ic_observer):
+        if make is not None:
+            _kind(_observer(make), ("PerChannelMinMaxObserver",), "input channels")
+    scheme = default_static_qconfig
+    if act_observer is not None:
+        scheme = _read_activation(_observer(act_observer))
+    if wei_observer is not None:
+        scheme = replace(scheme, per_channel=_read_weight(_observer(wei_observer)))
+    mapping = QConfigMapping().set_global(scheme)
+    mapping.smooth_quant = SmoothQuant(float(alpha), share_weight_observers)
+    return mapping
+
+
 def read_qconfig(qconfig: Any) -> Scheme | None:
     """Return the scheme that a QConfig of `torch.ao` describes; ours, and None, are returned.
 
@@ -102,18 +152,20 @@ def read_qconfig(qconfig: Any) -> Scheme | None:
         return qconfig
     if not callable(getattr(qconfig, "activation", None)):
         _refuse("a QConfig with the makers `activation` and `weight`", repr(qconfig))
-    per_channel = _read_weight(_observer(qconfig.weight))
-    activation = _observer(qconfig.activation)
+    scheme = _read_activation(_observer(qconfig.activation))
+    return replace(scheme, per_channel=_read_weight(_observer(qconfig.weight)))
+
+
+def _read_activation(activation: Any) -> Scheme:
     kind = _kind(activation, (*OBSERVERS, "PlaceholderObserver"), "activations")
     if kind == "PlaceholderObserver" or getattr(activation, "is_dynamic", False):
-        return _read_dynamic(activation, per_channel)
+        return _read_dynamic(activation)
     _check_range(activation, "activations")
     name = OBSERVERS[kind]
     return Scheme(
         symmetric="symmetric" in str(activation.qscheme),
         observer=name,
         observer_args=_arguments(activation, ARGUMENTS.get(name, {})),
-        per_channel=per_channel,
     )
 
 
@@ -131,12 +183,12 @@ def _kind(observer: Any, names: tuple[str, ...], purpose: str) -> str:
     _refuse(f"an observer of {purpose} out of {', '.join(names)}", type(observer).__name__)
 
 
-def _read_dynamic(activation: Any, per_channel: bool) -> Scheme:
+def _read_dynamic(activation: Any) -> Scheme:
     """Return the dynamic scheme. IPEX wrote its type in `compute_dtype` beside a float type."""
     dtype = getattr(activation, "dtype", torch.quint8)
     if dtype not in (torch.float32, torch.quint8, torch.qint8, torch.uint8, torch.int8):
         _refuse("dynamic quantization to 8 bits", str(dtype))
-    return Scheme(symmetric=True, dynamic=True, per_channel=per_channel)
+    return Scheme(symmetric=True, dynamic=True)
 
 
 def _read_weight(observer: Any) -> bool:

@@ -32,6 +32,7 @@ class ReferenceGraph:
         self.graph, self.nodes, self.buffers = graph, nodes, buffers
         self.ops = compat.quantized_ops()
         self.values: dict[Node, Node] = {}  # dequantized form of a tensor; keys are of the plan
+        self.count = 0  # of quantized tensors
         self.weights: dict[tuple[Node, int, bool], Node] = {}
 
     def build(self, plan: Plan, scales: Mapping[str, TensorScale]) -> None:
@@ -51,7 +52,8 @@ class ReferenceGraph:
                 self.graph.erase_node(self.nodes[tensor])
 
     def _quantize_tensor(self, tensor: Node, scale: TensorScale) -> None:
-        node, number = self.nodes[tensor], len(self.values)
+        node, number = self.nodes[tensor], self.count
+        self.count += 1
         before = _last_input(self.graph) if node.op == "placeholder" else node
         with self.graph.inserting_before(before.next):
             factor = self._buffer(f"_scale_{number}", torch.tensor(scale.scale))

@@ -1,5 +1,6 @@
 """TorchScript files of quantized models, for any torch and for C++."""
 
+import inspect
 import os
 import warnings
 from typing import Any
@@ -41,7 +42,8 @@ def save_script(quantized: QuantizedModel, path: str | os.PathLike[str]) -> None
         warnings.simplefilter("ignore", DeprecationWarning)
         options: dict[str, Any] = {"check_trace": False, "strict": False}
         if kwargs:
-            options["example_kwarg_inputs"] = kwargs
+            named = inspect.signature(quantized.forward).bind(*args, **kwargs).arguments
+            options["example_kwarg_inputs"] = dict(named)
         traced: Any = torch.jit.trace(quantized, None if kwargs else args, **options)
         traced.save(str(path))
 

@@ -68,12 +68,14 @@ Pair = tuple[LayerRecord, LayerRow]
 class Summary:
     """The layers of one file; `file` is its name in errors.
 
-    `tensors` are the scales of a file that names all tensors, which those of IPEX do not.
+    `tensors` are the scales of a file that names all tensors, `factors` those of SmoothQuant. Files
+    of IPEX have neither.
     """
 
     file: str
     layers: tuple[LayerRecord, ...]
     tensors: Mapping[str, TensorScale] = field(default_factory=dict)
+    factors: Mapping[str, list[float]] = field(default_factory=dict)
 
     def match(self, rows: Iterable[LayerRow]) -> list[Pair]:
         """Return each layer of the file with its layer in the model.

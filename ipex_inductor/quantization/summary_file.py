@@ -4,7 +4,7 @@ Ours has the layers by their stable names, and each quantized tensor once.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -40,12 +40,13 @@ class TensorEntry(msgspec.Struct):
 
 
 class OurFile(msgspec.Struct):
-    """A file of ours."""
+    """A file of ours; `smoothing` are SmoothQuant's factors by the names of tensors."""
 
     format: Literal["ipex_inductor.quantization"]
     version: Literal[1]
     layers: list[LayerEntry]
     tensors: dict[str, TensorEntry]
+    smoothing: dict[str, list[float]] = {}
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
@@ -81,11 +82,21 @@ def _read(file: str, text: bytes) -> Summary:
 
 def _read_ours(file: str, text: bytes) -> Summary:
     content = msgspec.json.decode(text, type=OurFile)
+    return summary_of(file, content.layers, content.tensors, content.smoothing)
+
+
+def summary_of(
+    file: str,
+    layers: Iterable[LayerEntry],
+    tensors: Mapping[str, TensorEntry],
+    factors: Mapping[str, list[float]] | None = None,
+) -> Summary:
+    """Return the summary of entries in a file of ours."""
     scales = {
         name: TensorScale(tensor.scale, tensor.zero_point, tensor.symmetric)
-        for name, tensor in content.tensors.items()
+        for name, tensor in tensors.items()
     }
-    layers = tuple(
+    records = tuple(
         LayerRecord(
             operator=entry.operator,
             quantized=entry.quantized,
@@ -94,22 +105,24 @@ def _read_ours(file: str, text: bytes) -> Summary:
             name=entry.name,
             weight_channels=entry.weight_channels,
         )
-        for entry in content.layers
+        for entry in layers
     )
-    return Summary(file, layers, scales)
+    return Summary(file, records, scales, factors or {})
 
 
 def write_summary(
     path: str | os.PathLike[str],
     layers: Iterable[LayerEntry],
-    scales: Iterable[tuple[str, TensorScale]],
+    scales: Mapping[str, TensorScale],
+    smoothing: Mapping[str, list[float]],
 ) -> None:
     """Write a file of ours, which is whole or not there."""
     content = OurFile(
         format=FORMAT,
         version=VERSION,
         layers=list(layers),
-        tensors={name: TensorEntry(*scale) for name, scale in scales},
+        tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
+        smoothing=dict(smoothing),
     )
     write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=2))
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
@@ -17,7 +17,7 @@ from ipex_inductor.quantization.scheme import MIN_SCALE
 def weight_scales(prepared: PreparedModel) -> dict[str, list[float]]:
     """Return the scales of each layer's weight, by the name of the layer."""
     return {
-        weight.layer.meta[LAYER].name: _scales(_evaluate(prepared, _weight_node(weight)), weight)
+        weight.layer.meta[LAYER].name: _scales(evaluate(prepared, _weight_node(weight)), weight)
         for weight in prepared.plan.weights
     }
 
@@ -36,13 +36,13 @@ def _weight_node(weight: QuantizedWeight) -> Node:
     return node
 
 
-def _evaluate(prepared: PreparedModel, node: Node) -> Any:
+def evaluate(module: nn.Module, node: Node) -> Any:
     """Return the value of a node that depends on parameters and buffers alone."""
     if node.op == "get_attr":
-        value: Any = prepared
+        value: Any = module
         for name in str(node.target).split("."):
             value = getattr(value, name)
         return value
-    args, kwargs = map_arg((node.args, node.kwargs), lambda each: _evaluate(prepared, each))
+    args, kwargs = map_arg((node.args, node.kwargs), lambda each: evaluate(module, each))
     assert callable(node.target)
     return node.target(*args, **kwargs)
