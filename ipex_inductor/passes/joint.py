@@ -59,9 +59,15 @@ def _apply_rules(c: PassContext) -> None:
     apply_rules(RULES, c.graph, c.weights, c.settings.rules_off, c.report)
 
 
+def _prepare_quantized(c: PassContext) -> None:
+    values.compute_zeros_from_scales(c.graph)
+    values.decompose_rows(c.graph, "quantize_per_token")
+
+
 def _quantize_products(c: PassContext) -> None:
     if products.quantize_products(c.graph, c.report, c.settings.why_not_int8):
         c.prefers_channels_last = True  # the kernels read and write it
+    values.decompose_rows(c.graph, "dequantize_per_token")
 
 
 def _join_linears(c: PassContext) -> None:
@@ -107,12 +113,7 @@ def _hide_misread_attention(c: PassContext) -> None:
 # All passes in order: a graph goes through those of its kind that are not switched off.
 PASSES = (
     # Rules are for weights, among which are dequantized ones.
-    Pass(
-        "quantized weights",
-        INFERENCE,
-        lambda c: values.compute_zeros_from_scales(c.graph),
-        products.NAME,
-    ),
+    Pass("quantized values", INFERENCE, _prepare_quantized, products.NAME),
     # Patterns do not see through clones and views without effect.
     Pass("no-ops", INFERENCE, lambda c: drop_noops(c.graph), ANY_RULE),
     # Inductor's heuristic counts torch's convolutions, which rules replace.

@@ -1,4 +1,4 @@
-"""Lowering of `ipex::int8_conv`, `int8_linear` and `int8_max_pool` to `templates/cpu/int8.py`."""
+"""Lowering of int8 ops to kernels for CPUs: `templates/cpu/int8.py`."""
 
 import math
 from typing import Any
@@ -32,15 +32,15 @@ class Int8Call(OurCall):
     def in_cpp(self) -> str:
         """Return the C++ statements of the call."""
         x, weight, factors, scales, *others = self.inputs
-        window, binary, unary, scalars = self.constant_args
-        other = others[0] if others else None
+        added, by_row, window, binary, unary, scalars = self.constant_args
+        other, rows = others[0] if added else None, others[-1] if by_row else None
         sizes = _geometry(x.get_size(), self.get_size(), window)
         alone = bool(window) and is_depthwise((0, x.get_size()[1] // window[-1]), window[-1])
         ends = [int8.NUMBERS[x.get_dtype()], int8.NUMBERS[other.get_dtype()] if other else 0]
         ends += [int8.NUMBERS[self.get_dtype()], binary, unary, int(alone)]
         floats = ", ".join(map(_float_in_cpp, (*scalars, *[0] * int8.SCALARS)[: int8.SCALARS]))
-        addend = address(other) if other else "nullptr"
-        pointers = ", ".join([*map(address, (x, weight, factors, scales)), addend, address(self)])
+        tensors = (x, weight, factors, scales, other, rows, self)
+        pointers = ", ".join("nullptr" if t is None else address(t) for t in tensors)
         return (
             f"{{ const int64_t numbers[] = {{{_in_cpp([*sizes, *ends])}}}; "
             f"const float scalars[] = {{{floats}}}; "
@@ -64,6 +64,22 @@ class Int8Pool(Int8Call):
         pointers = f"{is_signed}, {address(x)}, {address(self)}"
         numbers = f"const int64_t numbers[] = {{{_in_cpp(sizes)}}};"
         return f"{{ {numbers} int8_max_pool(numbers, {pointers}); }}"
+
+
+class Int8Bmm(Int8Call):
+    """Call of the kernel of products of two activations."""
+
+    function = "multiply"
+
+    def in_cpp(self) -> str:
+        """Return the C++ statements of the call."""
+        a, b, scales = self.inputs
+        (factor,) = self.constant_args
+        numbers = [*a.get_size(), b.get_size()[2]]
+        numbers += [int8.NUMBERS[t.get_dtype()] for t in (a, b, self)]
+        pointers = ", ".join(map(address, (a, b, scales, self)))
+        listed = f"const int64_t numbers[] = {{{_in_cpp(numbers)}}};"
+        return f"{{ {listed} int8_multiply(numbers, {_float_in_cpp(factor)}, {pointers}); }}"
 
 
 def _geometry(x: Any, out: Any, window: Any) -> list[Any]:
@@ -96,10 +112,20 @@ def _lower(call: Arguments, window: tuple[Any, ...]) -> Any:
     tensors = [without_gaps(call.x, image)]
     tensors += [without_gaps(t) for t in (call.weight, call.factors, call.scales)]
     tensors += [] if call.other is None else [without_gaps(call.other, image)]
+    rows = None if image else call.row_scales
+    tensors += [] if rows is None else [without_gaps(rows)]
+    given = call.other is not None, rows is not None
     words = int8.BINARY.index(call.binary), int8.UNARY.index(call.unary), tuple(call.scalars)
     layout = _layout(call.x, image)
-    kernel = Int8Call(layout, tensors, (window, *words), python_kernel_name="ipex_int8")
+    kernel = Int8Call(layout, tensors, (*given, window, *words), python_kernel_name="ipex_int8")
     return _as_traced(ir.TensorBox.create(kernel))
+
+
+def _lower_bmm(call: Arguments) -> Any:
+    tensors = [without_gaps(t) for t in (call.a, call.b, call.scales)]
+    layout = _layout(call.a, False)
+    kernel = Int8Bmm(layout, tensors, (call.factor,), python_kernel_name="ipex_int8_bmm")
+    return ir.TensorBox.create(kernel)
 
 
 def _lower_pool(call: Arguments) -> Any:
@@ -141,4 +167,5 @@ def register() -> None:
     """Add the lowerings to Inductor's registry."""
     register_by_name(ipex.int8_conv.default, _lower_conv)
     register_by_name(ipex.int8_linear.default, _lower_linear)
+    register_by_name(ipex.int8_bmm.default, _lower_bmm)
     register_by_name(ipex.int8_max_pool.default, _lower_pool)

@@ -71,6 +71,12 @@ struct Call {
   void* result;
   int32_t x_number, other_number, result_number, binary, unary;
   float scalars[2];
+  // Of dynamic quantization: a scale of each row. Factors have a third line then, of biases.
+  const float* row_scales = nullptr;
+  const int32_t* row_shifts = nullptr;  // subtracted from the sums of each row
+
+  bool is_limit() const { return unary == NO_UNARY || unary == RELU || unary == HARDTANH; }
+  bool is_plain() const { return is_limit() && binary <= ADD && !row_scales && !row_shifts; }
 };
 
 typedef uint8_t Bytes __attribute__((vector_size(WIDE)));
@@ -201,8 +207,6 @@ struct Writer {
   }
 };
 
-bool is_limit(int32_t unary) { return unary == NO_UNARY || unary == RELU || unary == HARDTANH; }
-
 using Activate = Vector (*)(Vector, const float*);
 template <int32_t unary>
 Vector activate(Vector x, const float* scalars) {
@@ -215,8 +219,8 @@ constexpr std::array<Activate, sizeof...(N)> activations(std::index_sequence<N..
 constexpr auto ACTIVATE = activations(std::make_index_sequence<UNARIES>{});  // by their numbers
 
 // Epilogue of `rows` rows from `row` on, and `columns` output channels from `channel` on. `sums` has
-// lines of `line` integers. PLAIN: without an activation but limits, and without another addend than a
-// summand.
+// lines of `line` integers. PLAIN: without an activation but limits, an addend that is no summand, or
+// scales of rows.
 template <bool PLAIN, typename Other, typename Result>
 void finish_rows(const Call& c, const int32_t* sums, int64_t line, int64_t row, int64_t rows,
                  int64_t channel, int64_t columns) {
@@ -225,13 +229,17 @@ void finish_rows(const Call& c, const int32_t* sums, int64_t line, int64_t row, 
   const Writer<Result> put(c);
   const int64_t outs = c.g.out_channels;
   const int32_t binary = c.binary;
-  const float scalars[] = {c.scalars[0], c.scalars[1]};
+  const float scalars[] = {c.scalars[0], c.scalars[1]}, *biases = offsets + outs;
   const Activate activate = ACTIVATE[c.unary];
+  const float* const row_scales = c.row_scales;
+  const int32_t* const row_shifts = c.row_shifts;
   const auto vector = [&](int64_t i, int64_t j, int64_t count) __attribute__((always_inline)) {
     Ints integers;
     std::memcpy(&integers, sums + i * line + j, sizeof integers);
     const int64_t at = (row + i) * outs + channel + j;
+    if (!PLAIN && row_shifts) integers -= row_shifts[row + i];
     Vector value = fused(as_floats(integers), read(factors + j, count), read(offsets + j, count));
+    if (!PLAIN && row_scales) value = fused(value, all(row_scales[row + i]), read(biases + j, count));
     if constexpr (!std::is_same_v<Other, Nothing>) {
       const Vector other = addend(at, count);
       value = PLAIN || binary == ADD ? value + other : binary == MUL ? value * other : value - other;
@@ -244,8 +252,6 @@ void finish_rows(const Call& c, const int32_t* sums, int64_t line, int64_t row, 
     if (j < columns) vector(i, j, columns - j);
   }
 }
-
-bool is_plain(const Call& c) { return is_limit(c.unary) && c.binary <= ADD; }
 
 // Calls `work` with values of the types of a call's addend and result.
 template <typename Work>
@@ -579,7 +585,7 @@ void multiply(const Call& c) {
   const Finish finish = by_types(c, [&](auto other, auto result) -> Finish {
     using Other = decltype(other);
     using Result = decltype(result);
-    return is_plain(c) ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
+    return c.is_plain() ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
   });
   const int64_t rows = g.rows(), blocks = (rows + ROWS - 1) / ROWS, threads = omp_get_max_threads();
   if (rows == 0) return;
@@ -614,6 +620,99 @@ void multiply(const Call& c) {
   }
 }
 
+// Products of matrices [batch, M, K] @ [batch, K, N] of activations, with zero points of both.
+struct MatrixProduct {
+  int64_t batch, rows, depth, columns;
+  const uint8_t *a, *b;
+  int32_t a_number, b_number, result_number;
+  float factor;         // of both scales and what is multiplied behind
+  int32_t a_zero_point, b_zero_point;  // of the numbers as they are
+  const Scales* scales;
+  void* result;
+};
+
+// Rearranges b [K, N] as a weight; `totals` are the sums of its columns. Unsigned numbers become
+// signed by a shift of 128.
+void arrange(const uint8_t* b, bool is_signed, int64_t depth, int64_t columns, int64_t padded,
+             int8_t* weight, int32_t* totals) {
+  const uint8_t flip = is_signed ? 0 : 0x80;
+  const int64_t panels = (columns + PANEL - 1) / PANEL;
+  std::fill_n(totals, columns, 0);
+  for (int64_t p = 0; p < panels; ++p) {
+    const int64_t some = std::min(PANEL, columns - p * PANEL);
+    int8_t* panel = weight + p * padded * PANEL;
+    if (some < PANEL || depth < padded) std::memset(panel, 0, padded * PANEL);
+    for (int64_t k = 0; k < depth; ++k) {
+      const uint8_t* from = b + k * columns + p * PANEL;
+      int8_t* to = panel + k / 4 * 4 * PANEL + k % 4;
+      for (int64_t j = 0; j < some; ++j) {
+        const auto value = static_cast<int8_t>(from[j] ^ flip);
+        to[4 * j] = value;
+        totals[p * PANEL + j] += value;
+      }
+    }
+  }
+}
+
+void multiply_matrices(const MatrixProduct& m) {
+  const int32_t a_zero = m.a_zero_point + (m.a_number == INT8 ? 128 : 0);
+  const int32_t b_zero = m.b_zero_point - (m.b_number == INT8 ? 0 : 128);
+  Call call{};
+  Geometry& g = call.g;
+  g.batch = m.rows, g.channels = m.depth, g.out_channels = m.columns, g.groups = 1;
+  for (int i = 0; i < 3; ++i)
+    g.size[i] = g.out[i] = g.window[i] = g.stride[i] = g.dilation[i] = 1, g.padding[i] = 0;
+  call.scales = m.scales;
+  call.x_number = m.a_number, call.result_number = m.result_number;
+  const Finish finish = by_types(call, [](auto other, auto result) -> Finish {
+    return finish_rows<false, decltype(other), decltype(result)>;
+  });
+  const int64_t size = m.result_number == FLOAT ? 4 : m.result_number == BFLOAT16 ? 2 : 1;
+  const int64_t padded = g.padded_depth();
+#if INT8_AMX
+  const bool by_tiles = HAS_TILES;
+#else
+  const bool by_tiles = false;
+#endif
+#pragma omp parallel if (m.batch > 1)
+  {
+    thread_local std::vector<int8_t> weight;
+    thread_local std::vector<int32_t> totals;
+    thread_local std::vector<float> factors;
+    weight.resize(g.panels() * PANEL * padded);
+    totals.resize(m.rows + m.columns);
+    factors.resize(2 * m.columns);
+#if INT8_AMX
+    if (by_tiles) configure_tiles();
+#endif
+#pragma omp for schedule(static)
+    for (int64_t n = 0; n < m.batch; ++n) {
+      Call own = call;
+      own.x = m.a + n * m.rows * m.depth;
+      own.result = static_cast<char*>(m.result) + n * m.rows * m.columns * size;
+      int32_t *of_rows = totals.data(), *of_columns = of_rows + m.rows;
+      arrange(m.b + n * m.depth * m.columns, m.b_number == INT8, m.depth, m.columns, padded,
+              weight.data(), of_columns);
+      for (int64_t j = 0; j < m.columns; ++j) {
+        const int64_t shift = int64_t{m.depth} * a_zero * b_zero - int64_t{a_zero} * of_columns[j];
+        factors[j] = m.factor, factors[m.columns + j] = m.factor * shift;
+      }
+      const uint8_t flip = m.a_number == INT8 ? 0x80 : 0;
+      for (int64_t i = 0; i < m.rows; ++i) {
+        int32_t total = 0;
+        for (int64_t k = 0; k < m.depth; ++k) total += own.x[i * m.depth + k] ^ flip;
+        of_rows[i] = total * b_zero;
+      }
+      own.weight = weight.data(), own.factors = factors.data(), own.row_shifts = of_rows;
+      for (int64_t row = 0; row < m.rows; row += ROWS)
+        multiply_part(own, finish, 0, row, std::min(ROWS, m.rows - row), 0, g.panels(), false, by_tiles);
+    }
+#if INT8_AMX
+    if (by_tiles) release_tiles();
+#endif
+  }
+}
+
 // One channel a group: vectors of channels, tap by tap, in floats, which hold these sums exactly.
 template <typename Other, typename Result>
 void convolve_depthwise(const Call& c) {
@@ -621,7 +720,7 @@ void convolve_depthwise(const Call& c) {
   const int64_t lines = g.batch * g.out[0] * g.out[1], outs = g.out_channels, many = g.group_outs();
   const Vector zero = all(c.scales->x_zero_point);
   const bool is_signed = c.x_number == INT8;
-  const Finish finish = is_plain(c) ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
+  const Finish finish = c.is_plain() ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
   const uint8_t* x = c.x;
   const int8_t* weight = c.weight;
   const auto numbers = [=](int64_t at, int64_t count) __attribute__((always_inline)) {
@@ -691,6 +790,19 @@ void pool(const Geometry& g, const T* x, T* result) {
 }  // namespace
 }  // namespace ipex
 
+// `numbers`: batch, M, K, N, and the numbers of a, b and the result. `scales`: of `ipex::int8_bmm`.
+extern "C" void int8_multiply(const int64_t* numbers, float factor, const void* a, const void* b,
+                              const void* scales, void* result) {
+  const auto* s = static_cast<const float*>(scales);
+  const float a_scale = s[0], b_scale = s[1];
+  ipex::Scales own{0, 0, 0, s[4], s[5], s[6], s[7]};
+  ipex::multiply_matrices({numbers[0], numbers[1], numbers[2], numbers[3],
+                           static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b),
+                           static_cast<int32_t>(numbers[4]), static_cast<int32_t>(numbers[5]),
+                           static_cast<int32_t>(numbers[6]), a_scale * b_scale * factor,
+                           static_cast<int32_t>(s[2]), static_cast<int32_t>(s[3]), &own, result});
+}
+
 extern "C" void int8_max_pool(const int64_t* numbers, int32_t is_signed, const void* x, void* result) {
   ipex::Geometry g;
   std::memcpy(&g, numbers, sizeof g);
@@ -703,7 +815,7 @@ extern "C" void int8_max_pool(const int64_t* numbers, int32_t is_signed, const v
 // `numbers`: geometry; the numbers of x, other and result; binary and unary; 1 if depthwise.
 extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, const void* x,
                               const void* weight, const void* factors, const void* scales,
-                              const void* other, void* result) {
+                              const void* other, const void* row_scales, void* result) {
   ipex::Call call;
   std::memcpy(&call.g, numbers, sizeof call.g);
   const int64_t* rest = numbers + sizeof(call.g) / sizeof(int64_t);
@@ -716,6 +828,7 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   call.x_number = rest[0], call.other_number = rest[1], call.result_number = rest[2];
   call.binary = rest[3], call.unary = rest[4];
   call.scalars[0] = scalars[0], call.scalars[1] = scalars[1];
+  call.row_scales = static_cast<const float*>(row_scales);
   if (rest[5])
     ipex::by_types(call, [&](auto other, auto result) {
       ipex::convolve_depthwise<decltype(other), decltype(result)>(call);

@@ -33,10 +33,12 @@ AVX512_VNNI, AVX_VNNI = 1, 2
 # By which generated C++ calls the kernels.
 DECLARED = """
 static IpexFunction<void(const int64_t*, const float*, const void*, const void*, const void*,
-                         const void*, const void*, void*)>
+                         const void*, const void*, const void*, void*)>
     int8_convolve{"ipex_inductor.templates.cpu.int8", "int8_convolve"};
 static IpexFunction<void(const int64_t*, int32_t, const void*, void*)>
     int8_max_pool{"ipex_inductor.templates.cpu.int8", "int8_max_pool"};
+static IpexFunction<void(const int64_t*, float, const void*, const void*, const void*, void*)>
+    int8_multiply{"ipex_inductor.templates.cpu.int8", "int8_multiply"};
 """
 
 
@@ -100,13 +102,18 @@ def address(name: str) -> int:
     return function_address
 
 
+_POINTER = ctypes.c_void_p
+SIGNATURES: dict[str, list[Any]] = {
+    "int8_convolve": [_POINTER] * 9,
+    "int8_max_pool": [_POINTER, ctypes.c_int32, _POINTER, _POINTER],
+    "int8_multiply": [_POINTER, ctypes.c_float, *[_POINTER] * 4],
+}
+
+
 @functools.cache
 def _kernel(name: str) -> Any:
     kernel = library()[name]
-    kernel.restype = None
-    pointer: Any = ctypes.c_void_p
-    one_flag = [pointer, ctypes.c_int32, pointer, pointer]
-    kernel.argtypes = [pointer] * 8 if name == "int8_convolve" else one_flag
+    kernel.restype, kernel.argtypes = None, SIGNATURES[name]
     return kernel
 
 
@@ -153,35 +160,62 @@ def call(
     Args:
         x: the activation, channels-last without gaps.
         weight: the arranged weight.
-        factors: [2, O].
+        factors: [2, O]; [3, O] with scales of rows.
         scales: [7].
-        rest: the addend, if any; the window, or nothing for a linear layer: its size, stride,
-            padding, dilation and groups; binary and unary by their numbers, and scalars.
+        rest: the addend and the scales of rows, if any; whether there is each of them; the window,
+            or nothing for a linear layer: its size, stride, padding, dilation and groups; binary
+            and unary by their numbers, and scalars.
         out: the result, channels-last without gaps, as is the addend.
     """
-    *others, window, binary, unary, scalars = rest
-    other = others[0] if others else None
-    words = BINARY[binary], UNARY[unary], list(scalars), out.dtype
+    *others, added, by_row, window, binary, unary, scalars = rest
+    other = others[0] if added else None
+    row_scales = others[-1] if by_row else None
     if why_not() is not None:  # the graph was cached where there was one
-        warn_once(f"a compiled graph runs slowly, without int8 kernels: {why_not()}")
+        _say_once()
+        words = BINARY[binary], UNARY[unary], list(scalars), out.dtype
         operands = (x, weight, factors, scales, other)
-        result = (
+        out.copy_(
             torch.ops.ipex.int8_conv(*operands, *map(_listed, window), *words)
             if window
-            else torch.ops.ipex.int8_linear(*operands, *words)
+            else torch.ops.ipex.int8_linear(*operands, row_scales, *words)
         )
-        out.copy_(result)
         return
     sizes = _numbers(x.shape, out.shape, window)
     ends = (
         *(NUMBERS[x.dtype], 0 if other is None else NUMBERS[other.dtype], NUMBERS[out.dtype]),
         *(binary, unary, _is_depthwise(x.shape, window)),
     )
-    numbers = (ctypes.c_int64 * (len(sizes) + len(ends)))(*sizes, *ends)
     floats = (ctypes.c_float * SCALARS)(*scalars)
-    tensors = (x, weight, factors, scales, other, out)
+    tensors = (x, weight, factors, scales, other, row_scales, out)
     pointers = (None if t is None else t.data_ptr() for t in tensors)
-    _kernel("int8_convolve")(numbers, floats, *pointers)
+    _kernel("int8_convolve")(_flat([*sizes, *ends]), floats, *pointers)
+
+
+def multiply(a: Tensor, b: Tensor, scales: Tensor, factor: float, *, out: Tensor) -> None:
+    """Write `ipex::int8_bmm` to `out`; called by Inductor's code.
+
+    Args:
+        a: [B, M, K], without gaps.
+        b: [B, K, N], without gaps.
+        scales: [8].
+        factor: multiplies the result.
+        out: [B, M, N], without gaps.
+    """
+    if why_not() is not None:
+        _say_once()
+        out.copy_(torch.ops.ipex.int8_bmm(a, b, scales, factor, out.dtype))
+        return
+    numbers = [*a.shape, b.shape[2], *(NUMBERS[t.dtype] for t in (a, b, out))]
+    pointers = (t.data_ptr() for t in (a, b, scales, out))
+    _kernel("int8_multiply")(_flat(numbers), factor, *pointers)
+
+
+def _say_once() -> None:
+    warn_once(f"a compiled graph runs slowly, without int8 kernels: {why_not()}")
+
+
+def _flat(numbers: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def pool(x: Tensor, *rest: Any, out: Tensor) -> None:
@@ -194,13 +228,12 @@ def pool(x: Tensor, *rest: Any, out: Tensor) -> None:
     """
     window, stride, padding, dilation, ceil_mode = rest
     if why_not() is not None:
-        warn_once(f"a compiled graph runs slowly, without int8 kernels: {why_not()}")
+        _say_once()
         lists = map(list, (window, stride, padding, dilation))
         out.copy_(torch.ops.ipex.int8_max_pool(x, *lists, ceil_mode))
         return
     numbers = conv_numbers(x.shape, out.shape, window, stride, padding, dilation, 1)
-    flat = (ctypes.c_int64 * len(numbers))(*numbers)
-    _kernel("int8_max_pool")(flat, x.dtype == torch.int8, x.data_ptr(), out.data_ptr())
+    _kernel("int8_max_pool")(_flat(numbers), x.dtype == torch.int8, x.data_ptr(), out.data_ptr())
 
 
 def _listed(value: Any) -> Any:

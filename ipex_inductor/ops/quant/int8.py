@@ -6,6 +6,7 @@ The integers of an activation stand for `(x - zero_point) * scale`, those of a w
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -108,6 +109,30 @@ def _(
     return weight.new_empty(2, weight.shape[0], dtype=torch.float32)
 
 
+@op("int8_row_factors")
+def int8_row_factors(weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    """Return factors, offsets and biases of a linear layer whose rows have scales of their own.
+
+    Args:
+        weight: [N, K] in int8.
+        weight_scale: [N], or one element.
+        bias: [N], or None.
+
+    Returns:
+        [3, N] in fp32, for activations in int8 with zero point 0, which kernels read shifted by
+            128. The bias is added behind the scale of a row.
+    """
+    factors = weight_scale.double().expand(len(weight))
+    offsets = -SHIFT * factors * weight.sum(1, dtype=torch.int64)
+    biases = factors.new_zeros(len(weight)) if bias is None else bias.double()
+    return torch.stack([factors, offsets, biases]).float()
+
+
+@int8_row_factors.register_fake
+def _(weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
+    return weight.new_empty(3, weight.shape[0], dtype=torch.float32)
+
+
 @op("int8_scales")
 def int8_scales(
     x_zero_point: Tensor,
@@ -133,11 +158,8 @@ def int8_scales(
         [7] in fp32: the zero point of x; scale and zero point of the addend; of the result the
             inverse of the scale, the zero point, and the least and largest distance from it.
     """
-    own = 1.0 if scale is None else 1.0 / scale.float()
-    shift = torch.zeros(()) if zero_point is None else zero_point
-    numbers = (x_zero_point, other_scale, other_zero_point, own, shift, least - shift, most - shift)
-    flat = [torch.as_tensor(0.0 if n is None else n).float().reshape(()) for n in numbers]
-    return torch.stack(flat)
+    own = _result_scales(scale, zero_point, least, most)
+    return _join([x_zero_point, other_scale, other_zero_point, *own])
 
 
 @int8_scales.register_fake
@@ -151,6 +173,63 @@ def _(
     most: int,
 ) -> Tensor:
     return x_zero_point.new_empty(SCALES, dtype=torch.float32)
+
+
+@op("int8_bmm_scales")
+def int8_bmm_scales(
+    a_scale: Tensor,
+    a_zero_point: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    least: int,
+    most: int,
+) -> Tensor:
+    """Return the scales of a product of two activations, as the kernel reads them.
+
+    Args:
+        a_scale: one element.
+        a_zero_point: one element.
+        b_scale: one element.
+        b_zero_point: one element.
+        scale: the result's, one element; None if the result is not quantized.
+        zero_point: the result's, one element, or None.
+        least: the least integer of the result.
+        most: the largest integer of the result.
+
+    Returns:
+        [8] in fp32: both scales, both zero points, and of the result what `int8_scales` returns.
+    """
+    own = _result_scales(scale, zero_point, least, most)
+    return _join([a_scale, b_scale, a_zero_point, b_zero_point, *own])
+
+
+@int8_bmm_scales.register_fake
+def _(
+    a_scale: Tensor,
+    a_zero_point: Tensor,
+    b_scale: Tensor,
+    b_zero_point: Tensor,
+    scale: Tensor | None,
+    zero_point: Tensor | None,
+    least: int,
+    most: int,
+) -> Tensor:
+    return a_scale.new_empty(SCALES + 1, dtype=torch.float32)
+
+
+def _result_scales(
+    scale: Tensor | None, zero_point: Tensor | None, least: int, most: int
+) -> list[Any]:
+    """Return the inverse scale of a result, its zero point, and its bounds from there."""
+    shift = 0 if zero_point is None else zero_point
+    return [1.0 if scale is None else 1.0 / scale.float(), shift, least - shift, most - shift]
+
+
+def _join(numbers: list[Any]) -> Tensor:
+    flat = [torch.as_tensor(0.0 if n is None else n).float().reshape(()) for n in numbers]
+    return torch.stack(flat)
 
 
 @op("int8_conv")
@@ -217,6 +296,7 @@ def int8_linear(
     factors: Tensor,
     scales: Tensor,
     other: Tensor | None,
+    row_scales: Tensor | None,
     binary: str,
     unary: str,
     scalars: list[float],
@@ -227,9 +307,10 @@ def int8_linear(
     Args:
         x: [..., K] in uint8 or int8.
         weight: [N, K] as `ipex::int8_weight` arranges it.
-        factors: [2, N] of `ipex::int8_factors`.
+        factors: [2, N] of `ipex::int8_factors`; with `row_scales` [3, N] of `int8_row_factors`.
         scales: [7] of `ipex::int8_scales`.
         other: as the result, in fp32, bf16, uint8 or int8.
+        row_scales: [..., 1] in fp32, the scale of each row of x, which is int8 then; or None.
         binary: name in `ops/common/epilogue.py`.
         unary: name in `ops/common/epilogue.py`.
         scalars: arguments of the unary.
@@ -239,15 +320,45 @@ def int8_linear(
         [..., N], contiguous.
     """
     plain = plain_weight(weight, [factors.shape[1], x.shape[-1]], 1)
-    sums = F.linear(x.double() - scales[0], plain.double())
-    total = plain.sum(1, dtype=torch.int64)
-    result = _finish(sums, x, total, factors, scales, other, -1, 1, (binary, unary, scalars))
+    words = binary, unary, scalars
+    if row_scales is not None:
+        product = F.linear(x.double(), plain.double() * factors[0].double()[:, None])
+        value = (product * row_scales.double() + factors[2].double()).float()
+        result = _apply_epilogue(value, scales, other, words)
+    else:
+        sums = F.linear(x.double() - scales[0], plain.double())
+        total = plain.sum(1, dtype=torch.int64)
+        result = _finish(sums, x, total, factors, scales, other, -1, 1, words)
     return _quantize(result, scales, dtype).contiguous()
 
 
 @fake(int8_linear)
 def _(call: Arguments) -> object:
     return call.x.new_empty((*call.x.shape[:-1], call.factors.shape[1]), dtype=call.dtype)
+
+
+@op("int8_bmm")
+def int8_bmm(a: Tensor, b: Tensor, scales: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """Return `a @ b * factor` of integers.
+
+    Args:
+        a: [B, M, K] in uint8 or int8.
+        b: [B, K, N] in uint8 or int8.
+        scales: [8] of `ipex::int8_bmm_scales`.
+        factor: multiplies the result.
+        dtype: of the result: fp32, bf16, or uint8 or int8 by the scales.
+
+    Returns:
+        [B, M, N], contiguous.
+    """
+    a_values, b_values = a.double() - scales[2], b.double() - scales[3]
+    both = scales[0] * scales[1] * factor
+    return _quantize((a_values @ b_values * both).float(), scales[1:], dtype)
+
+
+@fake(int8_bmm)
+def _(call: Arguments) -> object:
+    return call.a.new_empty((*call.a.shape[:2], call.b.shape[2]), dtype=call.dtype)
 
 
 @op("int8_max_pool")
@@ -324,6 +435,15 @@ def _finish(
     shift = scales[0].double() + (SHIFT if x.dtype == torch.int8 else 0)
     more = 0.0 if is_depthwise_sum else factor * totals.view(shape) * shift
     value = (sums * factor + offset + more).float()
+    return _apply_epilogue(value, scales, other, epilogue_words)
+
+
+def _apply_epilogue(
+    value: Tensor,
+    scales: Tensor,
+    other: Tensor | None,
+    epilogue_words: tuple[str, str, Sequence[float]],
+) -> Tensor:
     if other is not None and other.dtype in INTEGERS:
         other = (other.float() - scales[2]) * scales[1]
     return epilogue.apply(value, None if other is None else other.float(), *epilogue_words)

@@ -86,6 +86,9 @@ def quantize_products(
     """
     reader, count = Reader(graph), 0
     for node in list(graph.nodes):
+        if node.target is aten.bmm.default:
+            count += _quantize_bmm(graph, reader, node, report, why_not)
+            continue
         product = READERS[node.target](node) if node.target in READERS else None
         x = reader.read(product.x) if product else None
         weight = read_weight(product.weight) if product else None
@@ -128,28 +131,92 @@ def _insert_call(
         The last node that the call replaced: the quantize node, or the product.
     """
     _check(node, product, x, weight)
-    end, moves = _quantize_behind(node)
-    result = read_result(end) if end else None
-    dtype = _value(end or node).dtype
+    behind = _follow(node)
+    last = behind.last
+    result = read_result(last) if behind.is_quantized else None
+    dtype = _value(last).dtype
     addend = other.integers if other else product.other
     _check_addend(node, addend)
-    last = end or node
     with graph.inserting_before(last):
         builder = _Builder(graph, weight.integers)
         tensors = builder.arrange_weight(product, x, weight)
         scales = builder.join_scales(x, other, result)
         words = (product.binary, product.unary, list(product.scalars), dtype)
-        op = ipex.int8_linear.default if product.window is None else ipex.int8_conv.default
-        window = _window_of(product, weight)
-        call = builder.call(op, x.integers, *tensors, scales, addend, *window, *words)
+        operands = (x.integers, *tensors, scales, addend)
+        if product.window is None:
+            rows = builder.convert(x.scale, torch.float32) if x.by_row else None
+            call = builder.call(ipex.int8_linear.default, *operands, rows, *words)
+        else:
+            window = _window_of(product.window, weight)
+            call = builder.call(ipex.int8_conv.default, *operands, *window, *words)
         call.meta = {**node.meta, "val": call.meta["val"]}
-        for target, rest in moves:
+        for target, rest in behind.moves:
             call = builder.call(RESHAPES.get(target, target), call, *rest)
+    _replace(graph, last, call)
+    return last
+
+
+def _quantize_bmm(
+    graph: torch.fx.Graph,
+    reader: Reader,
+    node: Node,
+    report: GraphReport,
+    why_not: Callable[[], str | None],
+) -> bool:
+    """Compute a product of two quantized activations on integers; return whether that is done.
+
+    Args:
+        graph: the graph, changed in place.
+        reader: finds integers behind nodes.
+        node: the product.
+        report: gets the decisions.
+        why_not: returns why the kernels are not available, or None.
+    """
+    a, b = map(reader.read, node.args)
+    if a is None or b is None:
+        return False
+    behind = _follow(node, scales=True)
+    name = "int8 bmm" if behind.factor is None else "int8 bmm+div"
+    if reason := _why_no_bmm(node, a, b) or why_not():
+        report.add("missed", name, reason, user_line(node))
+        return False
+    last = behind.last
+    result = read_result(last) if behind.is_quantized else None
+    with graph.inserting_before(last):
+        builder = _Builder(graph, a.integers)
+        own = builder.numbers(result) if result else (None, None)
+        bounds = (result.least, result.most) if result else (0, 0)
+        scales = (*builder.numbers(a), *builder.numbers(b), *own, *bounds)
+        joined = builder.call(ipex.int8_bmm_scales.default, *scales)
+        factor = 1.0 if behind.factor is None else behind.factor
+        operands = (a.integers, b.integers, joined, factor, _value(last).dtype)
+        call = builder.call(ipex.int8_bmm.default, *operands)
+        call.meta = {**node.meta, "val": call.meta["val"]}
+        for target, rest in behind.moves:
+            call = builder.call(RESHAPES.get(target, target), call, *rest)
+    _replace(graph, last, call)
+    ends = "+quantize" if behind.is_quantized else ""
+    report.add("fired", name + ends, where=user_line(node))
+    return True
+
+
+def _why_no_bmm(node: Node, a: Quantized, b: Quantized) -> str | None:
+    values = _value(a.integers), _value(b.integers)
+    if values[0].device.type != "cpu":
+        return f"no int8 kernel for {values[0].device.type} yet: it is computed as a float"
+    if a.by_row or b.by_row or any(v.dtype not in INTEGERS for v in values):
+        return "kernels take 8-bit activations with one scale"
+    if _value(node).dtype not in FLOATS:
+        return f"kernels have no results in {_value(node).dtype}"
+    return None
+
+
+def _replace(graph: torch.fx.Graph, last: Node, call: Node) -> None:
+    """Replace `last` by a call of the same shape, and keep its strides."""
     call.meta["val"] = _value(last)
     last.replace_all_uses_with(call)
     graph.erase_node(last)
     keep_strides(graph, call)
-    return last
 
 
 class _Builder:
@@ -170,17 +237,27 @@ class _Builder:
         """Return the arranged weight, and the factors and offsets of its output channels."""
         groups = product.window[-1] if product.window else 1
         arranged = self.call(ipex.int8_weight.default, weight.integers, groups)
-        own = (*self.numbers(x), weight.integers, self.number(weight.scale), product.bias)
+        if x.by_row:
+            own = weight.integers, self.number(weight.scale), product.bias
+            return arranged, self.call(ipex.int8_row_factors.default, *own)
+        parts = (*self.numbers(x), weight.integers, self.number(weight.scale), product.bias)
         shift = SHIFT if _value(x.integers).dtype == torch.int8 else 0
-        return arranged, self.call(ipex.int8_factors.default, *own, shift, groups)
+        return arranged, self.call(ipex.int8_factors.default, *parts, shift, groups)
 
     def join_scales(self, x: Quantized, other: Quantized | None, result: Quantized | None) -> Node:
         """Return the tensor of the scales of an activation, an addend and a result."""
         others = self.numbers(other) if other else (None, None)
         own = self.numbers(result) if result else (None, None)
         bounds = (result.least, result.most) if result else (0, 0)
-        zero_point = self.numbers(x)[1]
+        zero_point = self.number(None if x.by_row else x.zero_point, torch.int64)
         return self.call(ipex.int8_scales.default, zero_point, *others, *own, *bounds)
+
+    def convert(self, value: Any, dtype: torch.dtype) -> Node:
+        """Return a node of `dtype`, cast if it has another."""
+        if _value(value).dtype == dtype:
+            node: Node = value
+            return node
+        return self.call(torch.ops.prims.convert_element_type.default, value, dtype)
 
     def numbers(self, value: Quantized) -> tuple[Node, Node]:
         """Return the scale and the zero point of a tensor as nodes."""
@@ -199,10 +276,8 @@ class _Builder:
         return node
 
 
-def _window_of(product: Product, weight: Quantized) -> tuple[Any, ...]:
-    if product.window is None:
-        return ()
-    stride, padding, dilation, groups = product.window
+def _window_of(window: tuple[Any, ...], weight: Quantized) -> tuple[Any, ...]:
+    stride, padding, dilation, groups = window
     sizes = list(_value(weight.integers).shape[2:])
     return sizes, list(stride), list(padding), list(dilation), groups
 
@@ -214,6 +289,10 @@ def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> Non
         raise _Refused(f"no int8 kernel for {value.device.type} yet: it is computed as a float")
     if value.dtype not in INTEGERS or weight_value.dtype != torch.int8:
         raise _Refused(f"kernels take 8-bit activations and int8 weights, not {value.dtype}")
+    if x.by_row and (product.window is not None or value.dtype != torch.int8):
+        raise _Refused("scales of rows are for linear layers on int8")
+    if x.by_row and not is_zero(x.zero_point):
+        raise _Refused("the zero points of rows are not known to be zero")
     if x.axis is not None or not is_zero(weight.zero_point) or weight.axis not in (None, 0):
         raise _Refused("the weight is not symmetric with a scale of each output channel")
     if not all(isinstance(size, int) for size in weight_value.shape):
@@ -246,24 +325,60 @@ def _check_addend(node: Node, addend: Any) -> None:
         raise _Refused("the addend has another shape than the result")
 
 
-def _quantize_behind(node: Node) -> tuple[Node | None, list[tuple[Any, tuple[Any, ...]]]]:
-    """Return the quantize node that alone reads a product, and the moves of elements between them.
+@dataclass(frozen=True)
+class _Behind:
+    """Nodes behind a product that are part of its call.
+
+    Args:
+        last: the last of them, or the product.
+        moves: moves of elements in order: op and arguments behind the tensor.
+        is_quantized: whether `last` is a quantize node.
+        factor: multiplies the product; None if nothing does.
+    """
+
+    last: Node
+    moves: tuple[tuple[Any, tuple[Any, ...]], ...] = ()
+    is_quantized: bool = False
+    factor: float | None = None
+
+
+def _follow(product: Node, scales: bool = False) -> _Behind:
+    """Return the quantize node that alone reads a product, with moves of elements between them.
 
     Casts between float dtypes are passed: the kernel rounds once.
+
+    Args:
+        product: the product.
+        scales: whether a multiplication or division by a number is part of the call.
     """
     moves: list[tuple[Any, tuple[Any, ...]]] = []
+    node, behind, factor = product, _Behind(product), None
     while len(node.users) == 1:
         (user,) = node.users
         if user.op != "call_function" or user.args[:1] != (node,):
             break
         if is_quantize(user):
-            return (user, moves) if _value(user).dtype in INTEGERS else (None, [])
+            takes = _value(user).dtype in INTEGERS
+            return _Behind(user, tuple(moves), True, factor) if takes else behind
         if user.target in MOVES:
             moves.append((user.target, user.args[1:]))
+        elif scales and factor is None and _scale_of(user) is not None:
+            factor = _scale_of(user)
+            behind = _Behind(user, tuple(moves), False, factor)
         elif user.target not in CASTS or not _value(user).dtype.is_floating_point:
             break
         node = user
-    return None, []
+    return behind
+
+
+def _scale_of(node: Node) -> float | None:
+    """Return the number by which a node multiplies its first argument, or None."""
+    if node.target not in (aten.div.Tensor, aten.mul.Tensor) or node.kwargs:
+        return None
+    number: Any = node.args[1]
+    if not isinstance(number, (int, float)) or number == 0:
+        return None
+    return 1 / number if node.target is aten.div.Tensor else float(number)
 
 
 def _value(node: Any) -> Any:

@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.passes.engine.whole_ops import compute_value
+from ipex_inductor.passes.engine.rule import same_size
+from ipex_inductor.passes.engine.whole_ops import compute_value, inline
 
 Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
+RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 ZEROS = aten.zeros_like.default
 POOL = prims._low_memory_max_pool_with_offsets.default
 CASTS = (prims.convert_element_type.default, aten._to_copy.default)
@@ -22,6 +24,7 @@ CASTS = (prims.convert_element_type.default, aten._to_copy.default)
 MOVES = frozenset(
     {
         aten.view.default,
+        aten._unsafe_view.default,
         aten.reshape.default,
         aten.permute.default,
         aten.transpose.int,
@@ -46,7 +49,8 @@ class Quantized:
         zero_point: as the scale, or None for zero.
         least: the least integer.
         most: the largest integer.
-        axis: the dimension of the scales; None for a scale of the whole tensor.
+        axis: the dimension of the scales; None for a scale of the whole tensor, or of each row.
+        by_row: whether `scale` is [..., 1], of each row.
     """
 
     integers: Node
@@ -55,6 +59,7 @@ class Quantized:
     least: int
     most: int
     axis: int | None = None
+    by_row: bool = False
 
 
 def is_quantize(node: Any) -> bool:
@@ -94,9 +99,14 @@ class Reader:
         if _calls(node, "dequantize_per_tensor"):
             integers, scale, zero_point, least, most, *_ = _arguments(node)
             return Quantized(integers, scale, zero_point, least, most)
+        if _calls(node, "dequantize_per_token"):
+            integers, scale, zero_point, least, most, *_ = _arguments(node)
+            return Quantized(integers, scale, zero_point, least, most, by_row=True)
         if node.target in MOVES:
             value = self.read(node.args[0])
-            op = aten.reshape.default if node.target is aten.view.default else node.target
+            if value is not None and value.by_row:
+                return self._reshape_rows(node, value)
+            op = aten.reshape.default if node.target in RESHAPES else node.target
             args = node.args[1:]
         elif node.target is operator.getitem and node.args[1] == 0:
             pool: Any = node.args[0]
@@ -112,6 +122,19 @@ class Reader:
         integers.meta["val"] = compute_value(integers)
         return replace(value, integers=integers)
 
+    def _reshape_rows(self, node: Node, value: Quantized) -> Quantized | None:
+        """Return the integers of a view that keeps rows whole, None for another move."""
+        shape, row = node.meta["val"].shape, value.integers.meta["val"].shape[-1]
+        if node.target not in RESHAPES or not same_size(shape[-1], row):
+            return None
+        sizes: Any = node.args[1]
+        with self.graph.inserting_before(node):
+            parts = (value.integers, sizes), (value.scale, [*sizes[:-1], 1])
+            views = [self.graph.call_function(aten.reshape.default, part) for part in parts]
+            for view in views:
+                view.meta["val"] = compute_value(view)
+        return replace(value, integers=views[0], scale=views[1])
+
 
 def read_result(node: Node) -> Quantized:
     """Return the integers that a quantizing node makes, with their scale."""
@@ -120,17 +143,31 @@ def read_result(node: Node) -> Quantized:
 
 
 def read_weight(node: Any) -> Quantized | None:
-    """Return the integers that a node dequantizes by a scale of each channel, None for another."""
+    """Return the integers that a node dequantizes by a scale of each channel, None for another.
+
+    A transposed matrix has transposed integers, which are added before it.
+    """
     node = _without_casts(node)
+    if not isinstance(node, Node) or node.op != "call_function":
+        return None
+    if node.target is aten.permute.default and list(node.args[1]) == [1, 0]:  # type: ignore[arg-type]
+        value = read_weight(node.args[0])
+        if value is None:
+            return None
+        with node.graph.inserting_before(node):
+            integers = node.graph.call_function(node.target, (value.integers, [1, 0]))
+        integers.meta["val"] = compute_value(integers)
+        axis = None if value.axis is None else 1 - value.axis
+        return replace(value, integers=integers, axis=axis)
+    axis = None
     if _calls(node, "dequantize_per_tensor"):
         integers, scale, zero_point, least, most, *_ = _arguments(node)
-        return Quantized(integers, scale, None if is_zero(zero_point) else zero_point, least, most)
-    if not _calls(node, "dequantize_per_channel"):
+    elif _calls(node, "dequantize_per_channel"):
+        integers, scale, zero_point, axis, least, most, *_ = _arguments(node)
+    else:
         return None
-    integers, scale, zero_point, axis, least, most, *_ = _arguments(node)
-    return Quantized(
-        integers, scale, None if is_zero(zero_point) else zero_point, least, most, axis
-    )
+    zero_point = None if is_zero(zero_point) else zero_point
+    return Quantized(integers, scale, zero_point, least, most, axis)
 
 
 def _calls(node: Any, name: str) -> bool:
@@ -144,9 +181,68 @@ def _calls(node: Any, name: str) -> bool:
 def is_zero(value: Any) -> bool:
     """Return whether a number is zero, or a node is known to be full of zeros."""
     if not isinstance(value, Node):
-        return value is None or value == 0
+        return value is None or bool(value == 0)
     is_full_of_zeros = value.target is aten.full.default and bool(value.args[1] == 0)
     return value.target is ZEROS or is_full_of_zeros
+
+
+def round_rows(
+    x: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    least: int,
+    most: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Return `quantized_decomposed::quantize_per_token` in ops that Inductor fuses.
+
+    Args:
+        x: [..., K].
+        scales: [..., 1].
+        zero_points: [..., 1].
+        least: the least integer.
+        most: the largest integer.
+        dtype: of the integers.
+    """
+    steps = x.mul(1.0 / scales).add(zero_points).round()
+    return steps.clamp(least, most).to(dtype)
+
+
+def unround_rows(
+    integers: torch.Tensor,
+    scales: torch.Tensor,
+    zero_points: torch.Tensor,
+    least: int,
+    most: int,
+    dtype: torch.dtype,
+    output_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Return `quantized_decomposed::dequantize_per_token` in ops that Inductor fuses.
+
+    Args:
+        integers: [..., K].
+        scales: [..., 1].
+        zero_points: [..., 1].
+        least: the least integer.
+        most: the largest integer.
+        dtype: of the integers.
+        output_dtype: of the result.
+    """
+    values = (integers.to(torch.float32) - zero_points) * scales
+    return values.to(output_dtype)
+
+
+def decompose_rows(graph: torch.fx.Graph, name: str) -> None:
+    """Replace ops on rows with scales, for which Inductor has no code, by pointwise ops.
+
+    Args:
+        graph: the graph, changed in place.
+        name: `quantize_per_token` or `dequantize_per_token`.
+    """
+    function = {"quantize_per_token": round_rows, "dequantize_per_token": unround_rows}[name]
+    for node in list(graph.nodes):
+        if _calls(node, name):
+            inline(graph, node, function)
 
 
 def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:
