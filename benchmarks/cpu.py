@@ -9,7 +9,8 @@ take turns of a few calls each, so that other load on the machine hits all of th
 and their ratios. Models named `...-nchw` are not channels-last; they run only if `--rows` names
 them. On a busy machine `--threads 1 --clock cpu` compares processor time of one thread. A wrong
 result gets no speed. `ipex28` stands for its trace and its compile mode; `ipex-package` is a
-packaged model of `ipex`, which like a trace has no guards.
+packaged model of `ipex`, which like a trace has no guards. Rows in int8 are quantized by each peer:
+Inductor's by torchao's PT2E, which must be installed.
 """
 
 import argparse
@@ -45,6 +46,9 @@ ROWS = (
     ("bert", "fp32", 16),
     ("vit", "bf16", 1),
     ("gpt2-decode", "bf16", 1),
+    ("resnet50", "int8", 1),
+    ("resnet50", "int8", 16),
+    ("bert", "int8", 1),
 )
 # Where users did not think of layouts; measured if `--rows` names them.
 PLAIN = ("resnet18", "resnet50", "regnet", "mobilenet")

@@ -228,8 +228,7 @@ def unround_rows(
         dtype: of the integers.
         output_dtype: of the result.
     """
-    values = (integers.to(torch.float32) - zero_points) * scales
-    return values.to(output_dtype)
+    return ((integers - zero_points) * scales).to(output_dtype)
 
 
 def decompose_rows(graph: torch.fx.Graph, name: str) -> None:
