@@ -28,6 +28,7 @@ from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import Ahead
 from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
+from ipex_inductor.ops.quant.int8 import KERNELS
 from ipex_inductor.passes.weights.program import Program
 from ipex_inductor.prebuild.describing import INDEX
 from ipex_inductor.prebuild.gpu_libraries import packaging
@@ -344,6 +345,7 @@ class _Made:
         library, self.needs = compat.compile_ahead(gm, inputs, self._level, on_gpu, **kwargs)
         ipex = torch.ops.ipex
         ours = {ipex.blocked.default, ipex.short_attention.default, ipex.winograd.default}
+        ours |= KERNELS
         if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
             self.needs = sorted({*self.needs, "avx512_bf16"})
         self.files[CODE] = library.read_bytes()

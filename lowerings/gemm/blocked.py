@@ -9,7 +9,8 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.ops.common.defining import Arguments
-from ipex_inductor.templates.cpu import blocked, cpu_library
+from ipex_inductor.ops.quant.int8 import KERNELS
+from ipex_inductor.templates.cpu import blocked, cpu_library, int8
 
 NAME = "ipex_blocked"  # in generated code
 
@@ -42,7 +43,7 @@ class OurCall(ir.ExternKernelOut):
         """Write once per graph what calls in C++ depend on."""
         if not hasattr(wrapper, "ipex_kernels"):
             packaged = V.graph.aot_mode  # A package runs without Python.
-            wrapper.ipex_kernels = cpu_library.source(beside_torch=True) if packaged else ""
+            wrapper.ipex_kernels = _package_source() if packaged else ""
             declarations = cpu_library.declarations(packaged)
             wrapper.define_kernel("ipex", wrapper.ipex_kernels, None, False, declarations)
 
@@ -58,6 +59,13 @@ class OurCall(ir.ExternKernelOut):
         name = f"product_{cpu_library.PRODUCTS[self.get_dtype()]}"
         sizes = f"{rows}, {depth}, {columns}, {self.inputs[1].get_size()[2]}"
         return f"{name}({sizes}, {pointers}, {binary}, {unary});"
+
+
+def _package_source() -> str:
+    """Return the C++ of the kernels that the code of a package contains."""
+    targets = {node.target for node in V.graph.module.graph.nodes}
+    more = "" if targets.isdisjoint(KERNELS) else int8.definitions()
+    return cpu_library.source(beside_torch=True, more=more)
 
 
 def address(x: Any) -> str:

@@ -27,7 +27,8 @@ class Int8Call(OurCall):
         super().declare(wrapper)
         if not hasattr(wrapper, "ipex_int8"):
             wrapper.ipex_int8 = True
-            wrapper.define_kernel("ipex_int8", "", None, False, int8.DECLARED)
+            declarations = int8.declarations(inside=V.graph.aot_mode)
+            wrapper.define_kernel("ipex_int8", "", None, False, declarations)
 
     def in_cpp(self) -> str:
         """Return the C++ statements of the call."""
@@ -158,9 +159,7 @@ def why_not(packaged: bool = False) -> str | None:
     Args:
         packaged: whether the code is part of a package, or for other CPUs.
     """
-    if packaged:
-        return "packages, and code for other CPUs, cannot call them"
-    return int8.why_not()
+    return int8.why_not_in_cpp() if packaged else int8.why_not()
 
 
 def register() -> None:

@@ -8,9 +8,6 @@
 // either multiply in 16 bits, whose sums of pairs do not saturate.
 // Follows `vectors.cpp`. `int8.py` writes above: INT8_VNNI, 1 for AVX-512 VNNI and 2 for AVX-VNNI; and
 // INT8_AMX.
-#include <array>
-extern "C" int omp_get_max_threads();
-extern "C" long syscall(long number, ...);
 #if INT8_VNNI == 1
 #pragma GCC push_options
 #pragma GCC target("avx512vnni")
@@ -19,8 +16,11 @@ extern "C" long syscall(long number, ...);
 #pragma GCC target("avxvnni")
 #endif
 
-namespace ipex {
+namespace ipex::int8 {
 namespace {
+
+using ipex::read;
+using ipex::write;
 
 constexpr int64_t PANEL = 16;  // output channels that lie together in the weight
 // Rows of a block: their panel stays in the second cache. A multiple of 32 and of 6.
@@ -56,7 +56,7 @@ struct Geometry {
   }
 };
 
-// The scales of tensors, in the order in which `ipex::quantized_scales` returns them.
+// The scales of tensors, in the order in which `ipex::int8_scales` returns them.
 struct Scales {
   float x_zero_point, other_scale, other_zero_point, inverse_scale, zero_point, least, most;
 };
@@ -788,15 +788,15 @@ void pool(const Geometry& g, const T* x, T* result) {
 }
 
 }  // namespace
-}  // namespace ipex
+}  // namespace ipex::int8
 
-// `numbers`: batch, M, K, N, and the numbers of a, b and the result. `scales`: of `ipex::int8_bmm`.
+// `numbers`: batch, M, K, N, and the numbers of a, b and the result. `scales`: of `ipex::int8_bmm_scales`.
 extern "C" void int8_multiply(const int64_t* numbers, float factor, const void* a, const void* b,
                               const void* scales, void* result) {
   const auto* s = static_cast<const float*>(scales);
   const float a_scale = s[0], b_scale = s[1];
-  ipex::Scales own{0, 0, 0, s[4], s[5], s[6], s[7]};
-  ipex::multiply_matrices({numbers[0], numbers[1], numbers[2], numbers[3],
+  ipex::int8::Scales own{0, 0, 0, s[4], s[5], s[6], s[7]};
+  ipex::int8::multiply_matrices({numbers[0], numbers[1], numbers[2], numbers[3],
                            static_cast<const uint8_t*>(a), static_cast<const uint8_t*>(b),
                            static_cast<int32_t>(numbers[4]), static_cast<int32_t>(numbers[5]),
                            static_cast<int32_t>(numbers[6]), a_scale * b_scale * factor,
@@ -804,25 +804,25 @@ extern "C" void int8_multiply(const int64_t* numbers, float factor, const void* 
 }
 
 extern "C" void int8_max_pool(const int64_t* numbers, int32_t is_signed, const void* x, void* result) {
-  ipex::Geometry g;
+  ipex::int8::Geometry g;
   std::memcpy(&g, numbers, sizeof g);
   if (is_signed)
-    ipex::pool(g, static_cast<const int8_t*>(x), static_cast<int8_t*>(result));
+    ipex::int8::pool(g, static_cast<const int8_t*>(x), static_cast<int8_t*>(result));
   else
-    ipex::pool(g, static_cast<const uint8_t*>(x), static_cast<uint8_t*>(result));
+    ipex::int8::pool(g, static_cast<const uint8_t*>(x), static_cast<uint8_t*>(result));
 }
 
 // `numbers`: geometry; the numbers of x, other and result; binary and unary; 1 if depthwise.
 extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, const void* x,
                               const void* weight, const void* factors, const void* scales,
                               const void* other, const void* row_scales, void* result) {
-  ipex::Call call;
+  ipex::int8::Call call;
   std::memcpy(&call.g, numbers, sizeof call.g);
   const int64_t* rest = numbers + sizeof(call.g) / sizeof(int64_t);
   call.x = static_cast<const uint8_t*>(x);
   call.weight = static_cast<const int8_t*>(weight);
   call.factors = static_cast<const float*>(factors);
-  call.scales = static_cast<const ipex::Scales*>(scales);
+  call.scales = static_cast<const ipex::int8::Scales*>(scales);
   call.other = other;
   call.result = result;
   call.x_number = rest[0], call.other_number = rest[1], call.result_number = rest[2];
@@ -830,11 +830,11 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   call.scalars[0] = scalars[0], call.scalars[1] = scalars[1];
   call.row_scales = static_cast<const float*>(row_scales);
   if (rest[5])
-    ipex::by_types(call, [&](auto other, auto result) {
-      ipex::convolve_depthwise<decltype(other), decltype(result)>(call);
+    ipex::int8::by_types(call, [&](auto other, auto result) {
+      ipex::int8::convolve_depthwise<decltype(other), decltype(result)>(call);
     });
   else
-    ipex::multiply(call);
+    ipex::int8::multiply(call);
 }
 #if INT8_VNNI
 #pragma GCC pop_options

@@ -15,7 +15,7 @@ from ipex_inductor.aot_cache.key import Pairs, pairs
 from ipex_inductor.ops.quant.int8 import is_depthwise
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.target.device import architecture
-from ipex_inductor.templates.build.cpp import NotBuiltError, load
+from ipex_inductor.templates.build.cpp import NotBuiltError, load, ship, why_not_taken
 from ipex_inductor.templates.cpu import cpu_library
 
 assert ops  # which registers ipex::int8_conv
@@ -30,16 +30,12 @@ UNARY = (
 SCALARS = 2  # of a unary, at most
 DIMS = 3  # spatial dimensions; smaller ones have leading ones of size 1
 AVX512_VNNI, AVX_VNNI = 1, 2
-# By which generated C++ calls the kernels.
-DECLARED = """
-static IpexFunction<void(const int64_t*, const float*, const void*, const void*, const void*,
-                         const void*, const void*, const void*, void*)>
-    int8_convolve{"ipex_inductor.templates.cpu.int8", "int8_convolve"};
-static IpexFunction<void(const int64_t*, int32_t, const void*, void*)>
-    int8_max_pool{"ipex_inductor.templates.cpu.int8", "int8_max_pool"};
-static IpexFunction<void(const int64_t*, float, const void*, const void*, const void*, void*)>
-    int8_multiply{"ipex_inductor.templates.cpu.int8", "int8_multiply"};
-"""
+# Types of the arguments by which generated C++ calls the kernels.
+TAKES = {
+    "int8_convolve": f"(const int64_t*, const float*, {'const void*, ' * 6}void*)",
+    "int8_max_pool": "(const int64_t*, int32_t, const void*, void*)",
+    "int8_multiply": f"(const int64_t*, float, {'const void*, ' * 3}void*)",
+}
 
 
 @functools.cache
@@ -79,10 +75,32 @@ def _capabilities() -> frozenset[str]:
 
 
 def source() -> str:
-    """Return the C++ for the target CPU."""
+    """Return the C++ of the library for the target CPU."""
+    return cpu_library.source(parts=("vectors.cpp",), more=definitions())
+
+
+def definitions() -> str:
+    """Return the C++ of the kernels, which follows `vectors.cpp`."""
     defined = "".join(f"#define {name} {value}\n" for name, value in _settings().items())
-    text = Path(__file__).with_name("int8.cpp").read_text()
-    return cpu_library.source(parts=("vectors.cpp",), more=defined + text)
+    return defined + Path(__file__).with_name("int8.cpp").read_text()
+
+
+def declarations(inside: bool) -> str:
+    """Return the kernels' declarations in C++, which follow those of `cpu_library`.
+
+    `inside`: for code that contains their definitions; else they declare functions of `library`.
+    """
+    if inside:
+        return "".join(f'extern "C" void {name}{takes};\n' for name, takes in TAKES.items())
+    return "".join(
+        f'static IpexFunction<void{takes}> {name}{{"{__name__}", "{name}"}};\n'
+        for name, takes in TAKES.items()
+    )
+
+
+def ship_library() -> None:
+    """Store the library in the cache for others with the target CPU, as `cpp.ship` does."""
+    ship(source, _problem(), with_torch=True)
 
 
 @functools.cache
@@ -93,6 +111,16 @@ def why_not() -> str | None:
     except NotBuiltError as error:
         return str(error)
     return None
+
+
+def why_not_in_cpp() -> str | None:
+    """Return why the compiler does not accept the kernels for the target CPU, None if it does."""
+    return _why_not_taken(architecture())
+
+
+@functools.cache
+def _why_not_taken(arch: str) -> str | None:
+    return why_not_taken(source(), arch)
 
 
 def address(name: str) -> int:

@@ -7,6 +7,7 @@
 // is around this. All headers are read here: GCC 13 to 15 do not inline what they read behind the
 // pragma below into the destructors that they make at the end, and refuse `std::vector`.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +15,8 @@
 #include <tuple>
 #include <utility>
 #include <vector>
+#include <omp.h>
+#include <unistd.h>
 #ifdef __AVX__
 #include <immintrin.h>
 #endif
