@@ -26,7 +26,7 @@ Call = Callable[[], Tensor]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 INT8 = "int8"  # a model in fp32, quantized by the peer: statically, after some random batches
 CALIBRATIONS = 8
-# The error of int8 that passes, relative to fp64: its peers have 2 to 4 %, wrong kernels over 100 %.
+# The error of int8 that passes, relative to fp64: peers have 2 to 4 %, wrong kernels over 100 %.
 INT8_LIMIT = 0.1
 TOKENS, PIXELS = 128, 224
 CHECKED = 2  # of a batch, so many are computed in fp64

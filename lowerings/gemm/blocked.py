@@ -63,7 +63,8 @@ class OurCall(ir.ExternKernelOut):
 
 def _package_source() -> str:
     """Return the C++ of the kernels that the code of a package contains."""
-    targets = {node.target for node in V.graph.module.graph.nodes}
+    graph: Any = V.graph.module.graph
+    targets = {node.target for node in graph.nodes}
     more = "" if targets.isdisjoint(KERNELS) else int8.definitions()
     return cpu_library.source(beside_torch=True, more=more)
 

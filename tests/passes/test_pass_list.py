@@ -19,8 +19,8 @@ pytestmark = pytest.mark.unit
 
 aten = torch.ops.aten
 
-IN_INFERENCE = """no-ops, layout choice, batch norm folding, weight transposes, attention, rules,
-linears on one input, channels-last, strides, batch norm and relu, library calls, shared parts,
+IN_INFERENCE = """quantized values, no-ops, layout choice, batch norm folding, weight transposes,
+attention, rules, int8 products, linears on one input, channels-last, strides, batch norm and relu, library calls, shared parts,
 misread attention, decompositions, corrections"""
 IN_TRAINING = """batch norm report, attention report, training rules, max pools, image calls,
 weight gradient calls, misread attention, decompositions, corrections, moments, relu masks"""
@@ -30,10 +30,12 @@ SWITCHED_ALONE = {
     "attention": "softmax(q@k)@v",
     "batch norm and relu": "batch_norm+relu|conv",
     "channels-last": "channels-last",
+    "int8 products": "int8",
     "layout choice": "channels-last",
     "linears on one input": "linear|linear",
     "max pools": "max-pool",
     "moments": "moments",
+    "quantized values": "int8",
     "relu masks": "relu-mask",
     "shared parts": "shared-parts",
 }

@@ -5,6 +5,7 @@ Graphs of `ipex_inductor.quantization` and of torchao have quantize and dequanti
 """
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -238,10 +239,13 @@ def decompose_rows(graph: torch.fx.Graph, name: str) -> None:
         graph: the graph, changed in place.
         name: `quantize_per_token` or `dequantize_per_token`.
     """
-    function = {"quantize_per_token": round_rows, "dequantize_per_token": unround_rows}[name]
+    functions: dict[str, Callable[..., Any]] = {
+        "quantize_per_token": round_rows,
+        "dequantize_per_token": unround_rows,
+    }
     for node in list(graph.nodes):
         if _calls(node, name):
-            inline(graph, node, function)
+            inline(graph, node, functions[name])
 
 
 def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:
