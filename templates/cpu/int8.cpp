@@ -23,8 +23,11 @@ using ipex::read;
 using ipex::write;
 
 constexpr int64_t PANEL = 16;  // output channels that lie together in the weight
-// Rows of a block: their panel stays in the second cache. A multiple of 32 and of 6.
+// Rows of a block, a multiple of 32 and of 6: the weight is read once for each block. Blocks of a
+// large weight have as many rows as stay in the second cache.
 constexpr int64_t ROWS = 96;
+constexpr int64_t LARGE = 1 << 18;   // bytes of a weight
+constexpr int64_t CACHED = 3 << 17;  // bytes of the rows of a block
 constexpr int64_t PANELS = 4;  // whose sums are computed before their epilogue
 constexpr int64_t UNIT = 64;   // K of a panel is a multiple of it: the bytes of a tile's row
 
@@ -392,7 +395,7 @@ __attribute__((target("amx-tile"))) void configure_tiles() {
 
 __attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
 
-// `sums`, in lines of 64, of 32 rows of A and one or two panels.
+// `sums`, in lines of 32, of 32 rows of A and one or two panels.
 __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
     const uint8_t* a, int64_t line, const int8_t* weight, int64_t of_panel, bool both,
     bool tall, int64_t depth, int32_t* sums) {
@@ -428,11 +431,11 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
       }
     }
   }
-  constexpr int64_t LINE = PANELS * PANEL, BYTES = LINE * 4;
+  constexpr int64_t BYTES = 2 * PANEL * 4;
   _tile_stored(0, sums, BYTES);
   if (both) _tile_stored(1, sums + PANEL, BYTES);
-  if (tall) _tile_stored(2, sums + 16 * LINE, BYTES);
-  if (both && tall) _tile_stored(3, sums + 16 * LINE + PANEL, BYTES);
+  if (tall) _tile_stored(2, sums + 32 * PANEL, BYTES);
+  if (both && tall) _tile_stored(3, sums + 33 * PANEL, BYTES);
 }
 #endif
 
@@ -533,19 +536,18 @@ void multiply_by_vectors(const Call& c, Finish finish, const uint8_t* a, int64_t
 #if INT8_AMX
 void multiply_by_tiles(const Call& c, Finish finish, const uint8_t* a, int64_t line, int64_t group,
                        int64_t row, int64_t rows, int64_t from, int64_t to) {
-  constexpr int64_t LINE = PANELS * PANEL;
+  constexpr int64_t LINE = 2 * PANEL;
   alignas(64) int32_t sums[32 * LINE];
   const Geometry& g = c.g;
   const int64_t depth = g.padded_depth(), of_panel = depth * PANEL;
   const int8_t* weight = c.weight + group * g.panels() * of_panel;
-  for (int64_t p = from; p < to; p += PANELS) {
-    const int64_t panels = std::min(PANELS, to - p);
+  for (int64_t p = from; p < to; p += 2) {  // both stay in the first cache
+    const int64_t panels = std::min<int64_t>(2, to - p);
     const int64_t columns = std::min(panels * PANEL, g.group_outs() - p * PANEL);
     for (int64_t i = 0; i < rows; i += 32) {
       const int64_t count = std::min<int64_t>(32, rows - i);
-      for (int64_t q = 0; q < panels; q += 2)
-        multiply_tiles(a + i * line, line, weight + (p + q) * of_panel, of_panel, q + 1 < panels,
-                       count > 16, depth, sums + q * PANEL);
+      multiply_tiles(a + i * line, line, weight + p * of_panel, of_panel, panels == 2, count > 16, depth,
+                     sums);
       finish(c, sums, LINE, row + i, count, group * g.group_outs() + p * PANEL, columns);
     }
   }
@@ -587,8 +589,11 @@ void multiply(const Call& c) {
     using Result = decltype(result);
     return c.is_plain() ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
   });
-  const int64_t rows = g.rows(), blocks = (rows + ROWS - 1) / ROWS, threads = omp_get_max_threads();
+  const int64_t rows = g.rows(), threads = omp_get_max_threads();
   if (rows == 0) return;
+  const bool is_large = g.group_outs() * g.depth() > LARGE;
+  const int64_t tall = is_large ? std::max(ROWS, CACHED / g.padded_depth()) : ROWS;
+  const int64_t blocks = (rows + tall - 1) / tall;
   const int64_t wanted = std::max<int64_t>(1, 4 * threads / (blocks * g.groups));
   const int64_t most = (g.panels() + PANELS - 1) / PANELS;
   const int64_t parts = threads == 1 ? 1 : std::min(wanted, most);

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,12 @@ def declarations(inside: bool) -> str:
 def ship_library() -> None:
     """Store the library in the cache for others with the target CPU, as `cpp.ship` does."""
     ship(source, _problem(), with_torch=True)
+
+
+@functools.cache
+def begin() -> None:
+    """Start to build the library in another thread; others wait for its entry in the cache."""
+    threading.Thread(target=why_not, name="ipex int8 kernels", daemon=True).start()
 
 
 @functools.cache
