@@ -18,6 +18,7 @@ class ModelGraph(GraphModule):
     def __init__(self, root: nn.Module, graph: Graph) -> None:
         super().__init__(root, graph)
         share_state(root, self)
+        self.eval()  # graphs are of inference
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with parameters of its own."""

@@ -189,7 +189,7 @@ def _quantize_pools_and_cats(plan: Plan) -> None:
     """Quantize inputs of pools and concatenations that come from layers, if the output is."""
     pending = list(plan.tensors)
     while pending:
-        node = pending.pop()
+        node = pending.pop(0)
         scheme = plan.tensors.get(node)
         if scheme is None:
             continue
@@ -224,11 +224,12 @@ def _share_scale(plan: Plan, cat: Node) -> bool:
     scheme = plan.tensors[cat]
     sources = [_find_source(plan, tensor)[0] for tensor in inputs]
     symmetric = {plan.tensors.get(source, scheme).symmetric for source in sources}
-    if len(symmetric) > 1 or any(source in plan.shared or source is cat for source in sources):
+    groups = {plan.shared.get(source) for source in sources}
+    if len(symmetric) > 1 or len(groups) > 1 or cat in sources:
         return False
     del plan.tensors[cat]
     plan.moved.add(cat)
-    plan.shared |= dict.fromkeys(sources, sources[0])
+    plan.shared |= dict.fromkeys(sources, next(iter(groups)) or sources[0])
     return True
 
 

@@ -1,4 +1,4 @@
-"""Captured graphs: shared parameters, stable names, any sizes, and the caller's module as it was."""
+"""Captured graphs: shared parameters, stable names, any sizes; the caller's module stays."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_failed_capture_restores_the_modes():
             return x if x.sum() > 0 else -x
 
     model = Refusing()
-    with pytest.raises(QuantizationError, match="Refusing.*dynamic quantization"):
+    with pytest.raises(QuantizationError, match=r"Refusing.*dynamic quantization"):
         capture_graph(model, (X,))
     assert model.training
 
@@ -109,6 +109,14 @@ def test_images_of_any_batch_and_size(batch):
     x = torch.randn(7, 3, 40, 48)
     with torch.no_grad():
         assert torch.equal(captured(x), model(x))
+
+
+def test_dimensions_of_one_element_broadcast():
+    model = Function(lambda x, y: x * y)
+    x, y = torch.randn(2, 4, 5), torch.randn(1, 4, 1)
+    captured = capture_graph(model, (x, y))
+    x = torch.randn(3, 4, 6)
+    assert torch.equal(captured(x, y), x * y)
 
 
 def test_autocast_is_off():

@@ -95,8 +95,8 @@ def test_every_observer(observer):
 
 def test_sizes_keywords_and_nested_outputs():
     model = Attention().eval()
-    mask = torch.zeros(1, 1, 1, 5)
-    quantized = convert_prepared(calibrate(model, (torch.randn(1, 5, 16),), kwargs={"mask": mask}))
+    mask = torch.zeros(1, 1, 1, 99)
+    quantized = convert_prepared(calibrate(model, (torch.randn(1, 99, 16),), kwargs={"mask": mask}))
     x, mask = torch.randn(7, 9, 16), torch.zeros(7, 1, 1, 9)
     mask[3, ..., 4:] = -1e9
     with torch.no_grad():
