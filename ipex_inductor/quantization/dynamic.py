@@ -56,7 +56,8 @@ class RoundingMode(TorchFunctionMode):
         """Return the product by an operator that modes around this one do not replace."""
         if self.scheme is not None:
             input, weight = round_rows(input), round_weight(weight, self.scheme.per_channel)
-        return torch.ops.aten.linear.default(input, weight, bias)
+        result: Tensor = torch.ops.aten.linear.default(input, weight, bias)
+        return result
 
 
 def _round_cell(args: tuple[Any, ...], scheme: Scheme) -> tuple[Any, ...]:
@@ -158,16 +159,16 @@ def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[s
     ]
 
 
-def _wrap(module: nn.Module, scheme: Scheme | None) -> None:
+def _wrap(copied: nn.Module, scheme: Scheme | None) -> None:
     """Give a copied module a class whose forward runs under a mode."""
-    kind = type(module)
+    kind = type(copied)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         with RoundingMode(scheme):
             return kind.forward(self, *args, **kwargs)
 
     body = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    module.__class__ = type(kind.__name__, (kind,), body)
+    copied.__class__ = type(kind.__name__, (kind,), body)
 
 
 def share_copy(model: nn.Module) -> nn.Module:

@@ -16,7 +16,14 @@ from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError, SummaryFileError
 from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.dynamic import copy_with
-from ipex_inductor.quantization.example_inputs import InputEntry, describe_inputs, make_inputs
+from ipex_inductor.quantization.files.example_inputs import InputEntry, describe_inputs, make_inputs
+from ipex_inductor.quantization.files.summary_file import (
+    LayerEntry,
+    TensorEntry,
+    summary_of,
+    write_whole,
+)
+from ipex_inductor.quantization.files.tensor_file import read_tensors, write_tensors
 from ipex_inductor.quantization.model_summary import layer_entries, load_scales
 from ipex_inductor.quantization.preparing import (
     ModelRecipe,
@@ -27,13 +34,6 @@ from ipex_inductor.quantization.preparing import (
 from ipex_inductor.quantization.qconfigs import SmoothQuant
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
 from ipex_inductor.quantization.smoothing import set_factors
-from ipex_inductor.quantization.summary_file import (
-    LayerEntry,
-    TensorEntry,
-    summary_of,
-    write_whole,
-)
-from ipex_inductor.quantization.tensor_file import read_tensors, write_tensors
 
 SHOWN = 5  # names that an error lists
 

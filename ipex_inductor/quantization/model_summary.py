@@ -8,10 +8,12 @@ from torch.fx import GraphModule
 
 from ipex_inductor.errors import SummaryFileError
 from ipex_inductor.quantization.capture import LAYER
+from ipex_inductor.quantization.files.summary import Summary
+from ipex_inductor.quantization.files.summary_file import LayerEntry, read_summary, write_summary
 from ipex_inductor.quantization.model_graph import share_state
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.recipe import LayerDecision, Plan, plan_graph
-from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
+from ipex_inductor.quantization.scheme import Scheme, SchemeMapping, TensorScale
 from ipex_inductor.quantization.smoothing import (
     attach,
     factors_of,
@@ -19,8 +21,6 @@ from ipex_inductor.quantization.smoothing import (
     set_factors,
     smoothing_of,
 )
-from ipex_inductor.quantization.summary import Summary
-from ipex_inductor.quantization.summary_file import LayerEntry, read_summary, write_summary
 
 
 def save_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
@@ -82,7 +82,7 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
             f"{summary.file}, which has none for {', '.join(missing[:5])}",
             "Calibrate this model and save its configuration anew.",
         )
-    prepared.set_scales({name: scales[name] for name in prepared.observers})
+    prepared.set_scales({name: TensorScale(*scales[name]) for name in prepared.observers})
 
 
 def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:

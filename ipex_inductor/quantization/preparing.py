@@ -1,7 +1,7 @@
 """`prepare` and `convert`, in the forms of both eras of IPEX."""
 
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,11 +32,6 @@ class ModelRecipe:
     factors: dict[str, list[float]]
 
 
-@overload
-def prepare(model: nn.Module, configure: QuantConf) -> tuple[nn.Module, QuantConf]: ...
-
-
-@overload
 def prepare(
     model: nn.Module,
     configure: Any,
@@ -44,17 +39,7 @@ def prepare(
     inplace: bool = False,
     bn_folding: bool = True,
     example_kwarg_inputs: dict[str, Any] | None = None,
-) -> nn.Module: ...
-
-
-def prepare(
-    model: nn.Module,
-    configure: Any,
-    example_inputs: Any = None,
-    inplace: bool = False,
-    bn_folding: bool = True,
-    example_kwarg_inputs: dict[str, Any] | None = None,
-) -> nn.Module | tuple[nn.Module, QuantConf]:
+) -> Any:
     """Prepare a model for calibration, or for dynamic quantization.
 
     `model` itself is never changed; what is returned shares its parameters.

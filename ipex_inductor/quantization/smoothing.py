@@ -150,8 +150,9 @@ def find_scales(prepared: PreparedModel) -> dict[int, Tensor]:
 
 def smoothing_of(prepared: PreparedModel) -> tuple[SmoothQuant, list[SmoothedTensor]]:
     """Return how a prepared model is smoothed, and its smoothed tensors."""
-    default: tuple[SmoothQuant, list[SmoothedTensor]] = (SmoothQuant(), [])
-    return vars(prepared).get("smoothing", default)
+    smoothing: tuple[SmoothQuant, list[SmoothedTensor]]
+    smoothing = vars(prepared).get("smoothing", (SmoothQuant(), []))
+    return smoothing
 
 
 def factors_of(prepared: PreparedModel) -> dict[str, list[float]]:
