@@ -1,10 +1,10 @@
 """Dynamic quantization: the caller's model stays, linear layers round row by row."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-import pytest
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import dynamic
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization.scheme import TensorScale
 
 # Operators that a file names as often as the model has them. Others only carry scales along.
 PRODUCTS = frozenset(
@@ -20,6 +19,14 @@ SHOWN = 8  # mismatches that an error lists
 T = TypeVar("T")
 
 
+class TensorRecord(NamedTuple):
+    """Scale and zero point of a tensor; `symmetric` ones are int8, others uint8."""
+
+    scale: float
+    zero_point: int
+    symmetric: bool
+
+
 @dataclass(frozen=True)
 class LayerRecord:
     """One layer in a file; `name` is "" and `module_path` None in files that have none.
@@ -30,8 +37,8 @@ class LayerRecord:
 
     operator: str
     quantized: bool
-    inputs: tuple[TensorScale | None, ...]
-    output: TensorScale | None = None
+    inputs: tuple[TensorRecord | None, ...]
+    output: TensorRecord | None = None
     module_path: str | None = None
     name: str = ""
     weight_channels: int | None = None
@@ -74,7 +81,7 @@ class Summary:
 
     file: str
     layers: tuple[LayerRecord, ...]
-    tensors: Mapping[str, TensorScale] = field(default_factory=dict)
+    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
     factors: Mapping[str, list[float]] = field(default_factory=dict)
 
     def match(self, rows: Iterable[LayerRow]) -> list[Pair]:
@@ -120,12 +127,10 @@ class Summary:
         """Return the names of the layers that the file leaves in floating point."""
         pairs = self.match(rows)
         return [
-            row.name
-            for record, row in pairs
-            if not record.quantized and row.operator in PRODUCTS
+            row.name for record, row in pairs if not record.quantized and row.operator in PRODUCTS
         ]
 
-    def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorScale]:
+    def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorRecord]:
         """Return the scale of each tensor of the model that the file has one for."""
         scales = dict(self.tensors)
         pairs = self.match(rows)

@@ -11,12 +11,10 @@ from typing import Literal
 import msgspec
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization import new_summary, old_summary
-from ipex_inductor.quantization.scheme import TensorScale
-from ipex_inductor.quantization.summary import LayerRecord, Summary
+from ipex_inductor.quantization.files import new_summary, old_summary
+from ipex_inductor.quantization.files.summary import LayerRecord, Summary, TensorRecord
 
-FORMAT = "ipex_inductor.quantization"
-VERSION = 1
+FORMAT = b"ipex_inductor.quantization"
 
 
 class LayerEntry(msgspec.Struct):
@@ -71,7 +69,7 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
 
 
 def _read(file: str, text: bytes) -> Summary:
-    if FORMAT.encode() in text[:200]:
+    if FORMAT in text[:200]:
         return _read_ours(file, text)
     is_old = text.lstrip()[:1] == b"["
     layers = old_summary.read_entries(text) if is_old else new_summary.read_modules(text)
@@ -93,7 +91,7 @@ def summary_of(
 ) -> Summary:
     """Return the summary of entries in a file of ours."""
     scales = {
-        name: TensorScale(tensor.scale, tensor.zero_point, tensor.symmetric)
+        name: TensorRecord(tensor.scale, tensor.zero_point, tensor.symmetric)
         for name, tensor in tensors.items()
     }
     records = tuple(
@@ -113,13 +111,13 @@ def summary_of(
 def write_summary(
     path: str | os.PathLike[str],
     layers: Iterable[LayerEntry],
-    scales: Mapping[str, TensorScale],
+    scales: Mapping[str, tuple[float, int, bool]],
     smoothing: Mapping[str, list[float]],
 ) -> None:
     """Write a file of ours, which is whole or not there."""
     content = OurFile(
-        format=FORMAT,
-        version=VERSION,
+        format="ipex_inductor.quantization",
+        version=1,
         layers=list(layers),
         tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
         smoothing=dict(smoothing),
