@@ -76,7 +76,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def _export_sizes(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_batch: bool
 ) -> GraphModule:
-    shapes = torch.export.ShapesCollection()
+    shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
     dim = torch.export.Dim
     for value in tree_leaves((args, kwargs)):
         if isinstance(value, torch.Tensor):

@@ -63,7 +63,7 @@ def _state_tree(module: nn.Module) -> nn.Module:
 
 def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """Return a copy of a graph, and the copy of each node."""
-    result, nodes = Graph(tracer_cls=graph._tracer_cls), dict[Node, Node]()
+    result, nodes = Graph(), dict[Node, Node]()
     output = result.graph_copy(graph, nodes)
     (old,) = graph.find_nodes(op="output")
     result.output(output).meta = dict(old.meta)

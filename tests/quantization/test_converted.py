@@ -233,6 +233,24 @@ def test_exported_and_traced_models_give_the_same(make, run):
         torch.testing.assert_close(run(quantized, *inputs), quantized(*inputs), rtol=0, atol=0)
 
 
+def test_traced_models_take_other_sizes():
+    model = Attention().eval()
+    quantized = quantize(model, (torch.randn(2, 9, 16),))
+    with torch.no_grad():
+        traced = torch.jit.trace(quantized, (torch.randn(2, 9, 16),), strict=False)
+        x = torch.randn(5, 7, 16)
+        assert torch.equal(traced(x)[0], quantized(x)[0])
+
+
+def test_pickled_models_give_the_same(tmp_path):
+    quantized = quantize(make_resnet(), (IMAGE,))
+    torch.save(quantized, tmp_path / "model.pickle")
+    loaded = torch.load(tmp_path / "model.pickle", weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(loaded(IMAGE), quantized(IMAGE))
+    assert operators(loaded) == operators(quantized)
+
+
 def test_traced_files_need_no_operators_but_torchs(tmp_path):
     quantized = quantize(make_resnet(), (IMAGE,))
     with torch.no_grad():
