@@ -6,6 +6,8 @@ from typing import Any, Self
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from ipex_inductor.errors import QuantizationError
+
 
 class ModelGraph(GraphModule):
     """A graph whose state dict equals that of the model it was captured from.
@@ -27,6 +29,18 @@ class ModelGraph(GraphModule):
         for name in self.KEPT:
             setattr(result, name, copy.deepcopy(getattr(self, name), memo))
         return result
+
+    def __reduce__(self) -> Any:
+        """Refuse to pickle: `torch.fx` would compute all that depends on weights once and for all.
+
+        Raises:
+            QuantizationError: always.
+        """
+        raise QuantizationError(
+            "another way to save a captured model",
+            "pickle",
+            "Call its method save, trace it with torch.jit.trace, or export it with torch.export.",
+        )
 
     def _deepcopy_init(self) -> Any:
         return GraphModule.__init__

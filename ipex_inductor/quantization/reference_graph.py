@@ -131,7 +131,8 @@ def find_replaceable(plan: Plan) -> set[Node]:
 
 
 def _last_input(graph: Graph) -> Node:
-    return list(graph.find_nodes(op="placeholder"))[-1]
+    nodes: list[Node] = list(graph.find_nodes(op="placeholder"))
+    return nodes[-1]
 
 
 def _output_type(tensor: Node) -> dict[str, Any]:
