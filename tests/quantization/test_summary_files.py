@@ -154,6 +154,11 @@ def test_an_operator_without_a_product_needs_no_match(tmp_path):
     assert set(read(tmp_path, OLD).scales(rows)) == {"x", "y"}
 
 
+def test_what_ipex_left_in_floating_point_stays_so(tmp_path):
+    rows = [row("c", "conv2d"), row("one", "conv1d", inputs=["x"]), row("l", "linear")]
+    assert read(tmp_path, OLD).switched_off(rows) == ["one", "l"]
+
+
 def test_layers_that_do_not_match_are_listed(tmp_path):
     rows = [row(f"c{n}", "conv2d", inputs=["x"]) for n in range(2)]
     with pytest.raises(SummaryFileError, match="conv2d: 1 in the file, 2 here; linear: 1 in"):

@@ -11,9 +11,11 @@ from ipex_inductor.errors import SummaryFileError
 PRODUCTS = frozenset(
     {
         *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
-        *("conv_transpose3d", "linear", "matmul", "bmm", "embedding_bag"),
+        *("conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm", "embedding_bag"),
     }
 )
+# Products that IPEX left in floating point and out of its files.
+FLOATING_IN_IPEX = frozenset({"conv1d", "conv_transpose1d", "mm", "addmm"})
 SHOWN = 8  # mismatches that an error lists
 
 T = TypeVar("T")
@@ -100,10 +102,15 @@ class Summary:
             here, there = records.get(key, []), layers.get(key, [])
             if len(here) == len(there):
                 pairs += zip(here, there, strict=True)
-            elif (here or there)[0].operator in PRODUCTS:
+            elif (here or there)[0].operator in PRODUCTS and not self._is_floating(here, there):
                 mismatches.append(f"{_show(key)}: {len(here)} in the file, {len(there)} here")
         self._check(mismatches)
         return pairs
+
+    def _is_floating(self, here: Sequence[LayerRecord], there: Sequence[LayerRow]) -> bool:
+        """Return whether the layers of a model are such as IPEX left in floating point."""
+        is_ours = any(record.name for record in self.layers)
+        return not here and not is_ours and there[0].operator in FLOATING_IN_IPEX
 
     def _key(self, layer: LayerRecord | LayerRow) -> Hashable:
         """Return by what layers of this file are found."""
@@ -125,10 +132,9 @@ class Summary:
 
     def switched_off(self, rows: Iterable[LayerRow]) -> list[str]:
         """Return the names of the layers that the file leaves in floating point."""
-        pairs = self.match(rows)
-        return [
-            row.name for record, row in pairs if not record.quantized and row.operator in PRODUCTS
-        ]
+        products = [row for row in rows if row.operator in PRODUCTS]
+        quantized = {row.name for record, row in self.match(products) if record.quantized}
+        return [row.name for row in products if row.name not in quantized]
 
     def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorRecord]:
         """Return the scale of each tensor of the model that the file has one for."""
