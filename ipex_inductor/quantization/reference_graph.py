@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from ipex_inductor import compat
+from ipex_inductor.quantization.bias_correction import correct_bias, is_corrected
 from ipex_inductor.quantization.capture import LAYER, tensor_type
 from ipex_inductor.quantization.operators import VIEWS
 from ipex_inductor.quantization.recipe import Plan, QuantizedWeight
@@ -35,8 +36,10 @@ class ReferenceGraph:
         self.count = 0  # of quantized tensors
         self.weights: dict[tuple[Node, int, bool], Node] = {}
 
-    def build(self, plan: Plan, scales: Mapping[str, TensorScale]) -> None:
-        """Quantize all tensors and weights of a plan."""
+    def build(
+        self, plan: Plan, scales: Mapping[str, TensorScale], means: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Quantize all tensors and weights of a plan; `means` are for bias correction."""
         alone = find_replaceable(plan)
         for tensor in plan.order:
             if tensor in plan.tensors:
@@ -47,6 +50,11 @@ class ReferenceGraph:
             self._replace_input(self.nodes[user], tensor)
         for weight in plan.weights:
             self._quantize_weight(weight)
+        for number, weight in enumerate(w for w in plan.weights if is_corrected(w)):
+            layer = self.nodes[weight.layer]
+            with self.graph.inserting_before(layer):
+                mean = self._buffer(f"_mean_{number}", means[weight.layer.meta[LAYER].name])
+            correct_bias(self.graph, layer, weight, mean)
         for tensor in reversed(plan.order):
             if tensor in plan.moved and not self.nodes[tensor].users:
                 self.graph.erase_node(self.nodes[tensor])
