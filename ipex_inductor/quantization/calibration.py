@@ -20,11 +20,10 @@ from torch.utils._pytree import tree_map
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.conf_entries import entries_of
 from ipex_inductor.quantization.files.old_summary import write_entries
 from ipex_inductor.quantization.files.summary import Summary
 from ipex_inductor.quantization.files.summary_file import read_summary, write_whole
-from ipex_inductor.quantization.model_summary import load_scales
+from ipex_inductor.quantization.model_summary import entries_of, load_scales
 from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
 from ipex_inductor.quantization.qconfigs import switch_off
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
