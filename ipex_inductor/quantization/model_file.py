@@ -43,6 +43,7 @@ class SchemeEntry(msgspec.Struct):
 
     symmetric: bool
     per_channel: bool
+    bias_correction: bool = False
 
 
 class ModelFile(msgspec.Struct):
@@ -58,6 +59,7 @@ class ModelFile(msgspec.Struct):
     layers: list[LayerEntry]
     schemes: dict[str, SchemeEntry]
     tensors: dict[str, TensorEntry]
+    means: dict[str, list[float]] = {}
     smoothing: dict[str, list[float]] | None = None
     shares_factors: bool = True
 
@@ -88,8 +90,9 @@ def save(quantized: nn.Module, path: str | os.PathLike[str]) -> None:
         bn_folding=recipe.bn_folding,
         inputs=describe_inputs(quantized.example_inputs or ((), {})),
         layers=layer_entries(quantized.layers),
-        schemes={n: SchemeEntry(s.symmetric, s.per_channel) for n, s in recipe.schemes.items()},
+        schemes={name: _entry(scheme) for name, scheme in recipe.schemes.items()},
         tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
+        means=recipe.means,
         smoothing=None if smooth is None else recipe.factors,
         shares_factors=smooth is None or smooth.share,
     )
@@ -120,18 +123,28 @@ def load(
     inputs = (as_tuple(example_inputs), dict(example_kwarg_inputs or {}))
     if example_inputs is None and not example_kwarg_inputs:
         inputs = make_inputs(content.inputs, str(description))
-    summary = summary_of(str(description), content.layers, content.tensors)
+    summary = summary_of(
+        str(description), content.layers, content.tensors, content.smoothing or {}, content.means
+    )
     mapping = SchemeMapping(None, tuple((n, _scheme(s)) for n, s in content.schemes.items()))
     smooth = None if content.smoothing is None else SmoothQuant(share=content.shares_factors)
     prepared = prepare_statically(twin, mapping, smooth, inputs, content.bn_folding)
     load_scales(prepared, summary)
     if content.smoothing is not None:
-        set_factors(prepared, str(description), content.smoothing)
+        set_factors(prepared, summary.file, summary.factors)
     return finish_conversion(prepared)
 
 
+def _entry(scheme: Scheme) -> SchemeEntry:
+    return SchemeEntry(scheme.symmetric, scheme.per_channel, scheme.bias_correction)
+
+
 def _scheme(entry: SchemeEntry) -> Scheme:
-    return Scheme(symmetric=entry.symmetric, per_channel=entry.per_channel)
+    return Scheme(
+        symmetric=entry.symmetric,
+        per_channel=entry.per_channel,
+        bias_correction=entry.bias_correction,
+    )
 
 
 def _files(path: str | os.PathLike[str]) -> tuple[Path, Path]:

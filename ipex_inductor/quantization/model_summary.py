@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -34,7 +35,13 @@ def save_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
     """
     find_scales(prepared)
     scales = prepared.scales()
-    write_summary(path, layer_entries(prepared.layers), scales, factors_of(prepared))
+    entries, factors = layer_entries(prepared.layers), factors_of(prepared)
+    write_summary(path, entries, scales, factors, means_of(prepared))
+
+
+def means_of(prepared: PreparedModel) -> dict[str, list[float]]:
+    """Return the mean inputs of layers whose bias is corrected, as a file has them."""
+    return {name: mean.tolist() for name, mean in prepared.means().items()}
 
 
 def layer_entries(layers: Iterable[LayerDecision]) -> list[LayerEntry]:
@@ -86,6 +93,7 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
             "Calibrate this model and save its configuration anew.",
         )
     prepared.set_scales({name: TensorScale(*scales[name]) for name in prepared.observers})
+    prepared.set_means({name: torch.tensor(mean) for name, mean in summary.means.items()})
 
 
 def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:

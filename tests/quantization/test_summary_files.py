@@ -188,7 +188,7 @@ def test_ours_comes_back(tmp_path):
     file = tmp_path / "ours.json"
     layers = [summary_file.LayerEntry("a:conv2d:0", "conv2d", True, ["x"], weight_channels=4)]
     scales = {"x": TensorRecord(0.1, 2, False)}
-    summary_file.write_summary(file, layers, scales, {})
+    summary_file.write_summary(file, layers, scales, {}, {})
     summary = summary_file.read_summary(file)
     rows = [row("a:conv2d:0", "conv2d", "a", ["x"])]
     assert summary.scales(rows) == scales

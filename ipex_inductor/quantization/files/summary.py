@@ -77,14 +77,15 @@ Pair = tuple[LayerRecord, LayerRow]
 class Summary:
     """The layers of one file; `file` is its name in errors.
 
-    `tensors` are the scales of a file that names all tensors, `factors` those of SmoothQuant. Files
-    of IPEX have neither.
+    `tensors` are the scales of a file that names all tensors, `factors` those of SmoothQuant,
+    `means` the mean inputs of layers whose bias is corrected. Files of IPEX have none of them.
     """
 
     file: str
     layers: tuple[LayerRecord, ...]
     tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
     factors: Mapping[str, list[float]] = field(default_factory=dict)
+    means: Mapping[str, list[float]] = field(default_factory=dict)
 
     def match(self, rows: Iterable[LayerRow]) -> list[Pair]:
         """Return each layer of the file with its layer in the model.
