@@ -63,7 +63,7 @@ def correct_bias(graph: Graph, layer: Node, weight: QuantizedWeight, mean: Node)
         mean: the mean of each input channel.
     """
     value, groups = _weight_size(weight)
-    exact: Any = layer.args[1].args[0].args[0]  # type: ignore[union-attr, index]
+    exact: Any = layer.args[1].args[0].args[0]  # type: ignore[union-attr]
     call = graph.call_function
     with graph.inserting_before(layer):
         error = call(aten.sub.Tensor, (exact, layer.args[1]))

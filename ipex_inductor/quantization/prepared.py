@@ -74,7 +74,10 @@ class PreparedModel(ModelGraph):
         observers = {tensor: _observer(plan, tensor) for tensor in plan.tensors}
         for tensor, first in plan.shared.items():
             observers[tensor] = observers[first]
-        places = {observer: f"_observer_{i}" for i, observer in enumerate({*observers.values()})}
+        places = {
+            observer: f"_observer_{i}"
+            for i, observer in enumerate(dict.fromkeys(observers.values()))
+        }
         holder = nn.Module()
         for observer, name in places.items():
             holder.add_module(name, observer)
@@ -151,6 +154,12 @@ class PreparedModel(ModelGraph):
                 "Call the prepared model with calibration data; summaries hold scales alone.",
             )
         return {name: mean for name, mean in means.items() if mean is not None}
+
+    def set_means(self, means: Mapping[str, Tensor]) -> None:
+        """Use these mean inputs in place of what was observed; other layers' are left out."""
+        for name, observer in self._means.items():
+            if name in means:
+                observer.total, observer.count = means[name].double(), 1
 
     def set_scales(self, scales: Mapping[str, TensorScale]) -> None:
         """Use these scales in place of what the observers saw.

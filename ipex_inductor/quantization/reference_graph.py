@@ -64,8 +64,10 @@ class ReferenceGraph:
         self.count += 1
         before = _last_input(self.graph) if node.op == "placeholder" else node
         with self.graph.inserting_before(before.next):
-            factor = self._buffer(f"_scale_{number}", torch.tensor(scale.scale))
-            zero = torch.tensor(scale.zero_point, dtype=torch.int32)
+            device = tensor.meta["val"].device
+            step = torch.tensor(scale.scale, dtype=torch.float32, device=device)
+            zero = torch.tensor(scale.zero_point, dtype=torch.int32, device=device)
+            factor = self._buffer(f"_scale_{number}", step)
             zero_point = self._buffer(f"_zero_point_{number}", zero)
             arguments = (factor, zero_point, *scale.bounds)
             target = self.ops.quantize_per_tensor.tensor

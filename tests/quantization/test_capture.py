@@ -157,6 +157,11 @@ def test_dropout_of_inference_and_whole_slices_are_no_nodes():
     assert operators(random) == {"dropout": 1, "add": 1}
 
 
+def test_conversions_leave_no_checks_of_dtypes():
+    captured = capture_graph(Function(lambda x: x.half().to(torch.float32) * 2), (X,))
+    assert operators(captured) == {"to": 2, "mul": 1}
+
+
 class Function(nn.Module):
     """A function as a module."""
 
