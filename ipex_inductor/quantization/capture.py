@@ -13,12 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.in_place import CHANGED, replace_in_place_ops
+from ipex_inductor.quantization.in_place import replace_in_place_ops
 from ipex_inductor.quantization.model_graph import share_state
 from ipex_inductor.quantization.scheme import Layer, paths_around
 
 aten = torch.ops.aten
-DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
+DROPOUTS = {
+    *(aten.dropout.default, aten.dropout_.default),
+    *(aten.feature_dropout.default, aten.feature_dropout_.default),
+    *(aten.alpha_dropout.default, aten.alpha_dropout_.default),
+}
 GUARDS = "_guards_fn"  # node and module by which torch.export checks sizes of inputs
 LAYER = "layer"  # key of a node's meta: its `Layer`
 
@@ -39,9 +43,9 @@ def capture_graph(
     _erase_guards(module)
     _register_constants(module)
     share_state(model, module)  # tied parameters have one name in an exported program
+    _erase_identities(module.graph)
     replace_in_place_ops(module.graph)
     _name_layers(module.graph, model)
-    _erase_identities(module.graph)
     module.recompile()
     return module
 
@@ -130,7 +134,7 @@ def _erase_identities(graph: torch.fx.Graph) -> None:
         arguments = node.args[1:]
         is_dropout = node.target in DROPOUTS and not arguments[-1]
         is_slice = node.target is aten.slice.Tensor and tuple(arguments[1:]) == (0, sys.maxsize)
-        if (is_dropout or is_slice) and not node.meta.get(CHANGED):
+        if is_dropout or is_slice:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

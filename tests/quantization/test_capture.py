@@ -153,6 +153,8 @@ def test_a_view_that_is_changed_marks_all_that_share_its_memory():
 def test_dropout_of_inference_and_whole_slices_are_no_nodes():
     captured = capture_graph(Function(lambda x: F.dropout(x, training=False)[:, None] + 1), (X,))
     assert operators(captured) == {"unsqueeze": 1, "add": 1}
+    in_place = capture_graph(Function(lambda x: nn.Dropout(inplace=True).eval()(x.flatten())), (X,))
+    assert operators(in_place) == {"flatten": 1}
     random = capture_graph(Function(lambda x: F.dropout(x, training=True) + 1), (X,))
     assert operators(random) == {"dropout": 1, "add": 1}
 
