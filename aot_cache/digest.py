@@ -72,6 +72,8 @@ ROOMS = (
     "ipex_inductor.passes.training",
     "ipex_inductor.passes.weights",
     "ipex_inductor.prebuild",
+    "ipex_inductor.quantization",
+    "ipex_inductor.quantization.files",
     "ipex_inductor.reporting",
     "ipex_inductor.runtime",
     "ipex_inductor.target",

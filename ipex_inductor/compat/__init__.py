@@ -69,6 +69,8 @@ from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import export_model as export_model
 from ipex_inductor.compat.packages import package_runner as package_runner
 from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead
+from ipex_inductor.compat.quantized import NATIVE_ATTENTION as NATIVE_ATTENTION
+from ipex_inductor.compat.quantized import FunctionsUnseen as FunctionsUnseen
 from ipex_inductor.compat.quantized import one_as_any_size as one_as_any_size
 from ipex_inductor.compat.quantized import quantized_ops as quantized_ops
 from ipex_inductor.compat.reductions import stores_in_blocks as stores_in_blocks

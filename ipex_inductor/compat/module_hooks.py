@@ -2,15 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch.nn.modules import module
 
 
 @contextmanager
-def module_calls_observed(
-    enter: Callable[..., None], leave: Callable[..., None]
-) -> Iterator[None]:
+def module_calls_observed(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
     """Call `enter(module, args)` before each module's forward, and `leave` after it.
 
     `leave` gets module, args, kwargs and output; if the forward failed, None in place of the last

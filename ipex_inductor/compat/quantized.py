@@ -4,11 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
+# The operator that torch takes for `nn.MultiheadAttention` in inference.
+NATIVE_ATTENTION: Any = torch._native_multi_head_attention
+# A block in which no mode and no subclass sees the functions that are called.
+FunctionsUnseen: Any = torch._C.DisableTorchFunction
+
 
 def quantized_ops() -> Any:
     """Return the namespace of quantize and dequantize operators, which an import registers."""
-    import torch
-    import torch.ao.quantization.fx._decomposed
+    import torch.ao.quantization.fx._decomposed as _  # noqa: F401
 
     return torch.ops.quantized_decomposed
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ipex_inductor.quantization.capture import LAYER, tensor_type
-from ipex_inductor.quantization.operators import WEIGHTED, is_constant
+from ipex_inductor.quantization.operators import WEIGHTED, is_constant, readers
 
 aten = torch.ops.aten
 BATCH_NORM = aten.batch_norm.default
@@ -54,7 +54,7 @@ def _find_obstacle(norm: Node) -> str:
         return "it normalizes by the statistics of the batch"
     if not isinstance(layer, Node) or layer.target not in WEIGHTED or not _has_norm_axis(layer):
         return "no convolution or linear layer is right before it"
-    if len(layer.users) > 1:
+    if len(readers(layer)) > 1:
         return "the output of the layer before it has other users"
     tensors = [*layer.args[1:3], *norm.args[1:5]]
     if not all(is_constant(t) for t in tensors if isinstance(t, Node)):

@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_map
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization import old_summary
-from ipex_inductor.quantization.model_summary import load_scales
+from ipex_inductor.quantization.files.old_summary import write_entries
+from ipex_inductor.quantization.files.summary import Summary
+from ipex_inductor.quantization.files.summary_file import read_summary, write_whole
+from ipex_inductor.quantization.model_summary import entries_of, load_scales
 from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
 from ipex_inductor.quantization.qconfigs import switch_off
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
-from ipex_inductor.quantization.summary import Summary
-from ipex_inductor.quantization.summary_file import read_summary, write_whole
 
 # True while a hook of ours runs: what it calls is not observed by other blocks.
 _is_observing: ContextVar[bool] = ContextVar("ipex_is_observing", default=False)
@@ -176,9 +176,7 @@ class QuantConf:
             "Call the model itself, as a whole, in the block; use a QuantConf for each model.",
         )
 
-    def save(
-        self, configure_file: str | os.PathLike[str], default_recipe: bool = True
-    ) -> None:
+    def save(self, configure_file: str | os.PathLike[str], default_recipe: bool = True) -> None:
         """Write the configuration in the form of releases 1.9 to 1.11, to be edited or deployed.
 
         Args:
@@ -189,8 +187,8 @@ class QuantConf:
         Raises:
             QuantizationError: without a calibration, or with that of several models.
         """
-        entries = old_summary.entries_of(self.only_graph(), default_recipe)
-        write_whole(configure_file, old_summary.write_entries(entries))
+        entries = entries_of(self.only_graph(), default_recipe)
+        write_whole(configure_file, write_entries(entries))
 
 
 def _check_layers(calibrated: PreparedModel, prepared: PreparedModel) -> None:

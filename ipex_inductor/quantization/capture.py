@@ -13,12 +13,16 @@ from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.in_place import CHANGED, replace_in_place_ops
+from ipex_inductor.quantization.in_place import replace_in_place_ops
 from ipex_inductor.quantization.model_graph import share_state
 from ipex_inductor.quantization.scheme import Layer, paths_around
 
 aten = torch.ops.aten
-DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
+DROPOUTS = {
+    *(aten.dropout.default, aten.dropout_.default),
+    *(aten.feature_dropout.default, aten.feature_dropout_.default),
+    *(aten.alpha_dropout.default, aten.alpha_dropout_.default),
+}
 GUARDS = "_guards_fn"  # node and module by which torch.export checks sizes of inputs
 LAYER = "layer"  # key of a node's meta: its `Layer`
 
@@ -39,44 +43,54 @@ def capture_graph(
     _erase_guards(module)
     _register_constants(module)
     share_state(model, module)  # tied parameters have one name in an exported program
+    _erase_identities(module.graph)
     replace_in_place_ops(module.graph)
     _name_layers(module.graph, model)
-    _erase_identities(module.graph)
     module.recompile()
     return module
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphModule:
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(_in_eval_mode(model))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(compat.one_as_any_size())
-            for device in {"cpu", *(p.device.type for p in model.parameters())}:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            shapes = _all_dynamic(args, kwargs)
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False)
-            return program.module()
-    except Exception as error:
-        raise QuantizationError(
-            "a model that torch.export captures",
-            f"{type(error).__name__} from {type(model).__name__}: {_first_line(error)}",
-            "Control flow that depends on values cannot be captured. Use dynamic quantization, "
-            "which needs no capture, or quantize the part of the model that can be.",
-        ) from error
+    """Return the graph of `torch.export`, of any sizes.
+
+    A dimension of size 1 may be a batch or broadcast. The first is for a batch, others broadcast;
+    if that fails all of them broadcast.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(_in_eval_mode(model))
+        stack.enter_context(torch.no_grad())
+        for device in {"cpu", *(p.device.type for p in model.parameters())}:
+            stack.enter_context(torch.autocast(device, enabled=False))
+        try:
+            with compat.one_as_any_size():
+                return _export_sizes(model, args, kwargs, any_batch=True)
+        except Exception:
+            pass  # the second attempt's error names the cause
+        try:
+            return _export_sizes(model, args, kwargs, any_batch=False)
+        except Exception as error:
+            raise QuantizationError(
+                "a model that torch.export captures",
+                f"{type(error).__name__} from {type(model).__name__}: {_first_line(error)}",
+                "Control flow that depends on values cannot be captured. Use dynamic quantization, "
+                "which needs no capture, or quantize the part of the model that can be.",
+            ) from error
+
+
+def _export_sizes(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_batch: bool
+) -> GraphModule:
+    shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
+    dim = torch.export.Dim
+    for value in tree_leaves((args, kwargs)):
+        if isinstance(value, torch.Tensor):
+            fixed = [size == 1 and (i > 0 or not any_batch) for i, size in enumerate(value.shape)]
+            shapes[value] = {i: dim.STATIC if f else dim.AUTO for i, f in enumerate(fixed)}
+    return torch.export.export(model, args, kwargs, dynamic_shapes=shapes, strict=False).module()
 
 
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-
-
-def _all_dynamic(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ShapesCollection:
-    """Return `dynamic_shapes` of `torch.export` with which every size may differ."""
-    shapes = torch.export.ShapesCollection()
-    for value in tree_leaves((args, kwargs)):
-        if isinstance(value, torch.Tensor):
-            shapes[value] = dict.fromkeys(range(value.dim()), torch.export.Dim.AUTO)
-    return shapes
 
 
 @contextmanager
@@ -99,7 +113,7 @@ def _erase_guards(module: GraphModule) -> None:
 
 
 def _register_constants(module: GraphModule) -> None:
-    """Make tensors that a graph reads buffers outside of the state dict, if they are plain attributes."""
+    """Make constants, which are plain attributes, buffers outside of the state dict."""
     for node in module.graph.find_nodes(op="get_attr"):
         path, _, name = str(node.target).rpartition(".")
         owner = module.get_submodule(path)
@@ -110,12 +124,17 @@ def _register_constants(module: GraphModule) -> None:
 
 
 def _erase_identities(graph: torch.fx.Graph) -> None:
-    """Erase dropout of inference, and slices of everything."""
+    """Erase dropout of inference, slices of everything, and checks of dtypes.
+
+    The checks would fail under autocast.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
     for node in graph.nodes:
         arguments = node.args[1:]
         is_dropout = node.target in DROPOUTS and not arguments[-1]
         is_slice = node.target is aten.slice.Tensor and tuple(arguments[1:]) == (0, sys.maxsize)
-        if (is_dropout or is_slice) and not node.meta.get(CHANGED):
+        if is_dropout or is_slice:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch.fx import Node
 
 from ipex_inductor.quantization.capture import LAYER
-from ipex_inductor.quantization.operators import ACTIVATIONS, ADDS, LAYERS
+from ipex_inductor.quantization.operators import ACTIVATIONS, ADDS, LAYERS, readers
 
 
 def chain_layer(node: Node) -> Node | None:
@@ -22,7 +22,7 @@ def chain_layer(node: Node) -> Node | None:
 
 def _fused_layer(value: Any) -> Node | None:
     """Return the layer whose kernel writes `value`, if its only reader is fused."""
-    if not isinstance(value, Node) or len(value.users) != 1:
+    if not isinstance(value, Node) or len(readers(value)) != 1:
         return None
     return chain_layer(value)
 

@@ -26,7 +26,7 @@ def convert_prepared(prepared: PreparedModel) -> "QuantizedModel":
     graph, nodes = copy_graph(prepared.plan.order[0].graph)
     holder = nn.Module()
     share_state(prepared, holder)
-    ReferenceGraph(graph, nodes, holder).build(prepared.plan, scales)
+    ReferenceGraph(graph, nodes, holder).build(prepared.plan, scales, prepared.means())
     return QuantizedModel(holder, graph, prepared.layers, scales)
 
 

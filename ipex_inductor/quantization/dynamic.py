@@ -13,12 +13,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization import attention
 from ipex_inductor.quantization.rounding import round_rows, round_weight
 from ipex_inductor.quantization.scheme import Layer, Scheme, SchemeMapping
 
 CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 SEQUENCES = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+ATTENTION = (functional.multi_head_attention_forward, compat.NATIVE_ATTENTION)
+ROUNDED = (*CELLS, *SEQUENCES, *ATTENTION)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
@@ -44,19 +48,36 @@ class RoundingMode(TorchFunctionMode):
             args: its arguments.
             kwargs: its keyword arguments.
         """
+        kwargs = kwargs or {}
         if func is functional.linear:
-            return self._linear(*args, **(kwargs or {}))
-        if self.scheme is not None and func in CELLS:
-            return func(*_round_cell(args, self.scheme), **(kwargs or {}))
-        if self.scheme is not None and func in SEQUENCES:
-            return func(*_round_sequence(args, self.scheme), **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return self.linear(*args, **kwargs)
+        if self.scheme is None:
+            return self._hide(func, args, kwargs)
+        if func is functional.multi_head_attention_forward:
+            return attention.attend(self.linear, self.scheme, *args, **kwargs)
+        if func is compat.NATIVE_ATTENTION:
+            return attention.attend_by_batch(self.linear, self.scheme, *args, **kwargs)
+        if func in CELLS:
+            return func(*_round_cell(args, self.scheme), **kwargs)
+        if func in SEQUENCES:
+            return func(*_round_sequence(args, self.scheme), **kwargs)
+        return func(*args, **kwargs)
 
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _hide(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Call `func` so that modes around this one do not round what it reads."""
+        if func in ROUNDED:
+            with compat.FunctionsUnseen():
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the product by an operator that modes around this one do not replace."""
         if self.scheme is not None:
             input, weight = round_rows(input), round_weight(weight, self.scheme.per_channel)
-        return torch.ops.aten.linear.default(input, weight, bias)
+        result: Tensor = torch.ops.aten.linear.default(input, weight, bias)
+        return result
 
 
 def _round_cell(args: tuple[Any, ...], scheme: Scheme) -> tuple[Any, ...]:
@@ -122,6 +143,9 @@ def convert_dynamic(prepared: nn.Module) -> nn.Module:
     compiled, exported and traced.
     """
     converted = share_copy(prepared)
+    for module in converted.modules():
+        if isinstance(module, nn.TransformerEncoderLayer):
+            vars(module)["activation_relu_or_gelu"] = 0  # else one operator hides its layers
     schemes: dict[str, Scheme | None] = vars(converted).pop("ipex_schemes")
     for name, module in converted.named_modules():
         parent = name.rpartition(".")[0]
@@ -158,16 +182,16 @@ def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[s
     ]
 
 
-def _wrap(module: nn.Module, scheme: Scheme | None) -> None:
+def _wrap(copied: nn.Module, scheme: Scheme | None) -> None:
     """Give a copied module a class whose forward runs under a mode."""
-    kind = type(module)
+    kind = type(copied)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         with RoundingMode(scheme):
             return kind.forward(self, *args, **kwargs)
 
     body = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    module.__class__ = type(kind.__name__, (kind,), body)
+    copied.__class__ = type(kind.__name__, (kind,), body)
 
 
 def share_copy(model: nn.Module) -> nn.Module:

@@ -16,7 +16,14 @@ from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError, SummaryFileError
 from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.dynamic import copy_with
-from ipex_inductor.quantization.example_inputs import InputEntry, describe_inputs, make_inputs
+from ipex_inductor.quantization.files.example_inputs import InputEntry, describe_inputs, make_inputs
+from ipex_inductor.quantization.files.summary_file import (
+    LayerEntry,
+    TensorEntry,
+    summary_of,
+    write_whole,
+)
+from ipex_inductor.quantization.files.tensor_file import read_tensors, write_tensors
 from ipex_inductor.quantization.model_summary import layer_entries, load_scales
 from ipex_inductor.quantization.preparing import (
     ModelRecipe,
@@ -27,13 +34,6 @@ from ipex_inductor.quantization.preparing import (
 from ipex_inductor.quantization.qconfigs import SmoothQuant
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
 from ipex_inductor.quantization.smoothing import set_factors
-from ipex_inductor.quantization.summary_file import (
-    LayerEntry,
-    TensorEntry,
-    summary_of,
-    write_whole,
-)
-from ipex_inductor.quantization.tensor_file import read_tensors, write_tensors
 
 SHOWN = 5  # names that an error lists
 
@@ -43,6 +43,7 @@ class SchemeEntry(msgspec.Struct):
 
     symmetric: bool
     per_channel: bool
+    bias_correction: bool = False
 
 
 class ModelFile(msgspec.Struct):
@@ -58,6 +59,7 @@ class ModelFile(msgspec.Struct):
     layers: list[LayerEntry]
     schemes: dict[str, SchemeEntry]
     tensors: dict[str, TensorEntry]
+    means: dict[str, list[float]] = {}
     smoothing: dict[str, list[float]] | None = None
     shares_factors: bool = True
 
@@ -88,8 +90,9 @@ def save(quantized: nn.Module, path: str | os.PathLike[str]) -> None:
         bn_folding=recipe.bn_folding,
         inputs=describe_inputs(quantized.example_inputs or ((), {})),
         layers=layer_entries(quantized.layers),
-        schemes={n: SchemeEntry(s.symmetric, s.per_channel) for n, s in recipe.schemes.items()},
+        schemes={name: _entry(scheme) for name, scheme in recipe.schemes.items()},
         tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
+        means=recipe.means,
         smoothing=None if smooth is None else recipe.factors,
         shares_factors=smooth is None or smooth.share,
     )
@@ -120,18 +123,28 @@ def load(
     inputs = (as_tuple(example_inputs), dict(example_kwarg_inputs or {}))
     if example_inputs is None and not example_kwarg_inputs:
         inputs = make_inputs(content.inputs, str(description))
-    summary = summary_of(str(description), content.layers, content.tensors)
+    summary = summary_of(
+        str(description), content.layers, content.tensors, content.smoothing or {}, content.means
+    )
     mapping = SchemeMapping(None, tuple((n, _scheme(s)) for n, s in content.schemes.items()))
     smooth = None if content.smoothing is None else SmoothQuant(share=content.shares_factors)
     prepared = prepare_statically(twin, mapping, smooth, inputs, content.bn_folding)
     load_scales(prepared, summary)
     if content.smoothing is not None:
-        set_factors(prepared, str(description), content.smoothing)
+        set_factors(prepared, summary.file, summary.factors)
     return finish_conversion(prepared)
 
 
+def _entry(scheme: Scheme) -> SchemeEntry:
+    return SchemeEntry(scheme.symmetric, scheme.per_channel, scheme.bias_correction)
+
+
 def _scheme(entry: SchemeEntry) -> Scheme:
-    return Scheme(symmetric=entry.symmetric, per_channel=entry.per_channel)
+    return Scheme(
+        symmetric=entry.symmetric,
+        per_channel=entry.per_channel,
+        bias_correction=entry.bias_correction,
+    )
 
 
 def _files(path: str | os.PathLike[str]) -> tuple[Path, Path]:

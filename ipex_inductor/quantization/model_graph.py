@@ -6,6 +6,8 @@ from typing import Any, Self
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
+from ipex_inductor.errors import QuantizationError
+
 
 class ModelGraph(GraphModule):
     """A graph whose state dict equals that of the model it was captured from.
@@ -18,6 +20,7 @@ class ModelGraph(GraphModule):
     def __init__(self, root: nn.Module, graph: Graph) -> None:
         super().__init__(root, graph)
         share_state(root, self)
+        self.eval()  # graphs are of inference
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with parameters of its own."""
@@ -26,6 +29,18 @@ class ModelGraph(GraphModule):
         for name in self.KEPT:
             setattr(result, name, copy.deepcopy(getattr(self, name), memo))
         return result
+
+    def __reduce__(self) -> Any:
+        """Refuse to pickle: `torch.fx` would compute all that depends on weights once and for all.
+
+        Raises:
+            QuantizationError: always.
+        """
+        raise QuantizationError(
+            "another way to save a captured model",
+            "pickle",
+            "Call its method save, trace it with torch.jit.trace, or export it with torch.export.",
+        )
 
     def _deepcopy_init(self) -> Any:
         return GraphModule.__init__
@@ -62,7 +77,7 @@ def _state_tree(module: nn.Module) -> nn.Module:
 
 def copy_graph(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
     """Return a copy of a graph, and the copy of each node."""
-    result, nodes = Graph(tracer_cls=graph._tracer_cls), dict[Node, Node]()
+    result, nodes = Graph(), dict[Node, Node]()
     output = result.graph_copy(graph, nodes)
     (old,) = graph.find_nodes(op="output")
     result.output(output).meta = dict(old.meta)

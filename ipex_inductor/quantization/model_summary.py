@@ -1,17 +1,22 @@
 """Scales and decisions of a prepared model, written to a configuration file and read from one."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
 from ipex_inductor.errors import SummaryFileError
 from ipex_inductor.quantization.capture import LAYER
+from ipex_inductor.quantization.files.old_summary import OldEntry
+from ipex_inductor.quantization.files.summary import Summary, plain_operator
+from ipex_inductor.quantization.files.summary_file import LayerEntry, read_summary, write_summary
 from ipex_inductor.quantization.model_graph import share_state
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.recipe import LayerDecision, Plan, plan_graph
-from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
+from ipex_inductor.quantization.scheme import Scheme, SchemeMapping, TensorScale
 from ipex_inductor.quantization.smoothing import (
     attach,
     factors_of,
@@ -19,8 +24,7 @@ from ipex_inductor.quantization.smoothing import (
     set_factors,
     smoothing_of,
 )
-from ipex_inductor.quantization.summary import Summary
-from ipex_inductor.quantization.summary_file import LayerEntry, read_summary, write_summary
+from ipex_inductor.quantization.weights import weight_scales
 
 
 def save_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
@@ -31,7 +35,13 @@ def save_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
     """
     find_scales(prepared)
     scales = prepared.scales()
-    write_summary(path, layer_entries(prepared.layers), scales, factors_of(prepared))
+    entries, factors = layer_entries(prepared.layers), factors_of(prepared)
+    write_summary(path, entries, scales, factors, means_of(prepared))
+
+
+def means_of(prepared: PreparedModel) -> dict[str, list[float]]:
+    """Return the mean inputs of layers whose bias is corrected, as a file has them."""
+    return {name: mean.tolist() for name, mean in prepared.means().items()}
 
 
 def layer_entries(layers: Iterable[LayerDecision]) -> list[LayerEntry]:
@@ -82,7 +92,8 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
             f"{summary.file}, which has none for {', '.join(missing[:5])}",
             "Calibrate this model and save its configuration anew.",
         )
-    prepared.set_scales({name: scales[name] for name in prepared.observers})
+    prepared.set_scales({name: TensorScale(*scales[name]) for name in prepared.observers})
+    prepared.set_means({name: torch.tensor(mean) for name, mean in summary.means.items()})
 
 
 def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
@@ -111,3 +122,59 @@ def layer_schemes(prepared: PreparedModel) -> dict[str, Scheme]:
     reads = {user.meta[LAYER].name: scheme for (user, _), scheme in plan.reads.items()}
     names = [layer.name for layer in prepared.layers if layer.quantized]
     return {name: weights.get(name) or reads[name] for name in names}
+
+
+def entries_of(prepared: PreparedModel, default_recipe: bool) -> list[OldEntry]:
+    """Return the entries of a calibrated model: its convolutions, products and embedding bags.
+
+    Args:
+        prepared: the model.
+        default_recipe: False writes every layer as quantized.
+
+    Raises:
+        QuantizationError: if the model was not calibrated.
+    """
+    scales, weights = prepared.scales(), weight_scales(prepared)
+    algorithms = {name: _algorithm(observer) for name, observer in prepared.observers.items()}
+    entries: list[OldEntry] = []
+    for layer in prepared.layers:
+        if layer.operator != "batch_norm":
+            first = layer.inputs[0] if layer.inputs else ""
+            entry = _entry(layer, scales, weights.get(layer.name, []), not default_recipe)
+            entry.id, entry.algorithm = len(entries), algorithms.get(first, "min_max")
+            entries.append(entry)
+    return entries
+
+
+def _entry(
+    layer: LayerDecision, scales: Mapping[str, TensorScale], weights: list[float], all_on: bool
+) -> OldEntry:
+    inputs = [scales[name] for name in layer.inputs]
+    outputs = [scales[layer.output]] if layer.output else []
+    return OldEntry(
+        id=0,
+        name=layer.operator,
+        weight_granularity="per_channel" if len(weights) > 1 else "per_tensor",
+        input_scales=[scale.scale for scale in inputs],
+        input_zero_points=[scale.zero_point for scale in inputs],
+        output_scales=[scale.scale for scale in outputs],
+        output_zero_points=[scale.zero_point for scale in outputs],
+        weight_scales=[weights] if weights else [],
+        input_quantized_dtypes=[_dtype(scale) for scale in inputs],
+        output_quantized_dtypes=[_dtype(scale) for scale in outputs],
+        inputs_quantized=[layer.quantized or all_on] * max(len(inputs), 1),
+        outputs_quantized=[bool(layer.output)],
+        inputs_flow=list(layer.inputs),
+        outputs_flow=[layer.output or f"{layer.name}.output"],
+        layer=layer.name,
+    )
+
+
+def _dtype(scale: TensorScale) -> str:
+    return "int8" if scale.symmetric else "uint8"
+
+
+def _algorithm(observer: Any) -> str:
+    """Return the name of an observer, "moving_averager_min_max" as IPEX wrote it."""
+    words = plain_operator(type(observer).__name__.removesuffix("Observer"))
+    return {"moving_average": "moving_averager_min_max"}.get(words, words)

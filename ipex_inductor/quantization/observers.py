@@ -147,7 +147,7 @@ class HistogramObserver(Observer):
             return counts
         wide = self.high - self.low > LARGEST_FLOAT32_RANGE
         dtype = torch.float64 if wide else torch.float32
-        chunks = torch.split(values.reshape(-1), CHUNK)
+        chunks = torch.split(_flatten(values), CHUNK)
         parts = [
             torch.histc(chunk.to(dtype), self.bins, self.low, self.high).double()
             for chunk in chunks
@@ -198,6 +198,12 @@ class PercentileObserver(HistogramObserver):
         """Return the first bin up to which `percentile` of all values are counted."""
         wanted = counts.sum() * (self.percentile / 100)
         return min(int(torch.searchsorted(counts.cumsum(0), wanted)), self.bins - 1)
+
+
+def _flatten(values: Tensor) -> Tensor:
+    """Return all elements in the order of memory, so that no layout needs a copy."""
+    order = sorted(range(values.dim()), key=values.stride, reverse=True)
+    return values.permute(order).reshape(-1)
 
 
 def _find_best_range(values: Tensor, counts: Tensor, symmetric: bool) -> tuple[float, float]:

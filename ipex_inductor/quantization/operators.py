@@ -132,6 +132,11 @@ def is_exact_work(node: Node) -> bool:
     return node.target in EXACT_WORK
 
 
+def readers(node: Node) -> list[Node]:
+    """Return the users of a node that read its values, not only a size."""
+    return [user for user in node.users if user.target is not aten.sym_size.int]
+
+
 def is_quantizable(node: Any) -> bool:
     """Return whether a node's value is a floating-point tensor that no operator changes."""
     if not isinstance(node, Node) or node.meta.get(CHANGED):

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.batch_norm import Fold, fold_batch_norms
+from ipex_inductor.quantization.bias_correction import is_corrected, make_mean_observer
 from ipex_inductor.quantization.capture import LAYER, capture_graph
 from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph
 from ipex_inductor.quantization.observers import Observer, make_observer
@@ -73,12 +74,21 @@ class PreparedModel(ModelGraph):
         observers = {tensor: _observer(plan, tensor) for tensor in plan.tensors}
         for tensor, first in plan.shared.items():
             observers[tensor] = observers[first]
-        places = {observer: f"_observer_{i}" for i, observer in enumerate({*observers.values()})}
+        places = {
+            observer: f"_observer_{i}"
+            for i, observer in enumerate(dict.fromkeys(observers.values()))
+        }
         holder = nn.Module()
         for observer, name in places.items():
             holder.add_module(name, observer)
         for tensor, observer in observers.items():
             _insert_call(graph, nodes[tensor], places[observer])
+        corrected = [weight for weight in plan.weights if is_corrected(weight)]
+        means = {weight.layer: make_mean_observer(weight) for weight in corrected}
+        for number, (layer, mean) in enumerate(means.items()):
+            holder.add_module(f"_mean_observer_{number}", mean)
+            with graph.inserting_before(nodes[layer]):
+                graph.call_module(f"_mean_observer_{number}", (nodes[layer].args[0],))
         for name, child in root.named_children():
             holder.add_module(name, child)
         _share_own_state(root, holder)
@@ -86,6 +96,7 @@ class PreparedModel(ModelGraph):
         self.plan = plan
         self.observers = {t.meta[LAYER].name: observer for t, observer in observers.items()}
         self.layers = plan.decisions
+        self._means = {layer.meta[LAYER].name: mean for layer, mean in means.items()}
         self._set_scales: dict[str, TensorScale] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -93,7 +104,7 @@ class PreparedModel(ModelGraph):
         memo[id(self.plan)] = self.plan
         result = super().__deepcopy__(memo)
         result.plan, result.layers = self.plan, self.layers
-        result.observers = memo[id(self.observers)]
+        result.observers, result._means = memo[id(self.observers)], memo[id(self._means)]
         result._set_scales = dict(self._set_scales)
         return result
 
@@ -127,6 +138,28 @@ class PreparedModel(ModelGraph):
         if key not in results:
             results[key] = observer.find_scale(scheme.symmetric)
         return results[key]
+
+    def means(self) -> dict[str, Tensor]:
+        """Return the mean input of each channel by the name of the layer, for bias correction.
+
+        Raises:
+            QuantizationError: if a layer whose scheme corrects its bias was never called.
+        """
+        means = {name: observer.mean() for name, observer in self._means.items()}
+        unseen = [name for name, mean in means.items() if mean is None]
+        if unseen:
+            raise QuantizationError(
+                "calibration data, which bias correction needs",
+                f"no inputs of {len(unseen)} layers, {unseen[0]!r} among them",
+                "Call the prepared model with calibration data; summaries hold scales alone.",
+            )
+        return {name: mean for name, mean in means.items() if mean is not None}
+
+    def set_means(self, means: Mapping[str, Tensor]) -> None:
+        """Use these mean inputs in place of what was observed; other layers' are left out."""
+        for name, observer in self._means.items():
+            if name in means:
+                observer.total, observer.count = means[name].double(), 1
 
     def set_scales(self, scales: Mapping[str, TensorScale]) -> None:
         """Use these scales in place of what the observers saw.

@@ -1,7 +1,7 @@
 """`prepare` and `convert`, in the forms of both eras of IPEX."""
 
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import dynamic
 from ipex_inductor.quantization.calibration import QuantConf
 from ipex_inductor.quantization.converted import QuantizedModel
-from ipex_inductor.quantization.model_summary import layer_schemes
+from ipex_inductor.quantization.model_summary import layer_schemes, means_of
 from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
 from ipex_inductor.quantization.qconfigs import SmoothQuant, is_dynamic, read_mapping
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
@@ -30,21 +30,7 @@ class ModelRecipe:
     bn_folding: bool
     smoothing: SmoothQuant | None
     factors: dict[str, list[float]]
-
-
-@overload
-def prepare(model: nn.Module, configure: QuantConf) -> tuple[nn.Module, QuantConf]: ...
-
-
-@overload
-def prepare(
-    model: nn.Module,
-    configure: Any,
-    example_inputs: Any = None,
-    inplace: bool = False,
-    bn_folding: bool = True,
-    example_kwarg_inputs: dict[str, Any] | None = None,
-) -> nn.Module: ...
+    means: dict[str, list[float]]
 
 
 def prepare(
@@ -54,7 +40,7 @@ def prepare(
     inplace: bool = False,
     bn_folding: bool = True,
     example_kwarg_inputs: dict[str, Any] | None = None,
-) -> nn.Module | tuple[nn.Module, QuantConf]:
+) -> Any:
     """Prepare a model for calibration, or for dynamic quantization.
 
     `model` itself is never changed; what is returned shares its parameters.
@@ -168,6 +154,7 @@ def finish_conversion(prepared: PreparedModel) -> QuantizedModel:
         bn_folding=vars(prepared).get("bn_folding", True),
         smoothing=smooth if "smoothing" in vars(prepared) and tensors else None,
         factors=factors_of(prepared),
+        means=means_of(prepared),
     )
     quantized.example_inputs = prepared.example_inputs
     if torch.is_autocast_enabled("cpu"):

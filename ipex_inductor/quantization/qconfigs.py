@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 import torch
 
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization.files.summary import plain_operator
 from ipex_inductor.quantization.scheme import Choices, Layer, Scheme, SchemeMapping
-from ipex_inductor.quantization.summary import plain_operator
 
 
 @dataclass(frozen=True)
@@ -177,10 +177,10 @@ def _observer(make: Any) -> Any:
 
 def _kind(observer: Any, names: tuple[str, ...], purpose: str) -> str:
     """Return the first of `names` that is a class of the observer."""
-    for kind in type(observer).__mro__:
-        if kind.__name__ in names:
-            return kind.__name__
-    _refuse(f"an observer of {purpose} out of {', '.join(names)}", type(observer).__name__)
+    kinds = [kind.__name__ for kind in type(observer).__mro__ if kind.__name__ in names]
+    if not kinds:
+        _refuse(f"an observer of {purpose} out of {', '.join(names)}", type(observer).__name__)
+    return kinds[0]
 
 
 def _read_dynamic(activation: Any) -> Scheme:

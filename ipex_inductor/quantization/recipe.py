@@ -25,6 +25,7 @@ from ipex_inductor.quantization.operators import (
     is_constant,
     is_exact_work,
     is_quantizable,
+    readers,
 )
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
 
@@ -173,11 +174,11 @@ def _find_source(plan: Plan, node: Node) -> tuple[Node, list[Node]]:
 
 def _all_accept(plan: Plan, node: Node) -> bool:
     """Return whether all that read `node` may read it quantized."""
-    return all(_accepts(plan, user, node) for user in node.users)
+    return all(_accepts(plan, user, node) for user in readers(node))
 
 
 def _accepts(plan: Plan, user: Node, node: Node) -> bool:
-    if (user, node) in plan.reads or "sym_size" in str(user.target):
+    if (user, node) in plan.reads:
         return True
     if user.target in ADDS:
         return is_residual_operand(user, node)
@@ -189,7 +190,7 @@ def _quantize_pools_and_cats(plan: Plan) -> None:
     """Quantize inputs of pools and concatenations that come from layers, if the output is."""
     pending = list(plan.tensors)
     while pending:
-        node = pending.pop()
+        node = pending.pop(0)
         scheme = plan.tensors.get(node)
         if scheme is None:
             continue
@@ -224,11 +225,12 @@ def _share_scale(plan: Plan, cat: Node) -> bool:
     scheme = plan.tensors[cat]
     sources = [_find_source(plan, tensor)[0] for tensor in inputs]
     symmetric = {plan.tensors.get(source, scheme).symmetric for source in sources}
-    if len(symmetric) > 1 or any(source in plan.shared or source is cat for source in sources):
+    groups = {plan.shared.get(source) for source in sources}
+    if len(symmetric) > 1 or len(groups) > 1 or cat in sources:
         return False
     del plan.tensors[cat]
     plan.moved.add(cat)
-    plan.shared |= dict.fromkeys(sources, sources[0])
+    plan.shared |= dict.fromkeys(sources, next(iter(groups)) or sources[0])
     return True
 
 
@@ -265,7 +267,7 @@ def _is_int8_operand(plan: Plan, add: Node, operand: Node) -> bool:
     """
     others = [a for a in add.args[:2] if a is not operand]
     layers = [chain_layer(a) for a in others if isinstance(a, Node)]
-    if chain_layer(operand) is not None and len(operand.users) == 1:
+    if chain_layer(operand) is not None and len(readers(operand)) == 1:
         return False
     if any(layer is not None for layer in layers):
         return is_residual_operand(add, operand)

@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from ipex_inductor import compat
+from ipex_inductor.quantization.bias_correction import correct_bias, is_corrected
 from ipex_inductor.quantization.capture import LAYER, tensor_type
 from ipex_inductor.quantization.operators import VIEWS
 from ipex_inductor.quantization.recipe import Plan, QuantizedWeight
@@ -35,8 +36,10 @@ class ReferenceGraph:
         self.count = 0  # of quantized tensors
         self.weights: dict[tuple[Node, int, bool], Node] = {}
 
-    def build(self, plan: Plan, scales: Mapping[str, TensorScale]) -> None:
-        """Quantize all tensors and weights of a plan."""
+    def build(
+        self, plan: Plan, scales: Mapping[str, TensorScale], means: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Quantize all tensors and weights of a plan; `means` are for bias correction."""
         alone = find_replaceable(plan)
         for tensor in plan.order:
             if tensor in plan.tensors:
@@ -47,6 +50,11 @@ class ReferenceGraph:
             self._replace_input(self.nodes[user], tensor)
         for weight in plan.weights:
             self._quantize_weight(weight)
+        for number, weight in enumerate(w for w in plan.weights if is_corrected(w)):
+            layer = self.nodes[weight.layer]
+            with self.graph.inserting_before(layer):
+                mean = self._buffer(f"_mean_{number}", means[weight.layer.meta[LAYER].name])
+            correct_bias(self.graph, layer, weight, mean)
         for tensor in reversed(plan.order):
             if tensor in plan.moved and not self.nodes[tensor].users:
                 self.graph.erase_node(self.nodes[tensor])
@@ -56,8 +64,10 @@ class ReferenceGraph:
         self.count += 1
         before = _last_input(self.graph) if node.op == "placeholder" else node
         with self.graph.inserting_before(before.next):
-            factor = self._buffer(f"_scale_{number}", torch.tensor(scale.scale))
-            zero = torch.tensor(scale.zero_point, dtype=torch.int32)
+            device = tensor.meta["val"].device
+            step = torch.tensor(scale.scale, dtype=torch.float32, device=device)
+            zero = torch.tensor(scale.zero_point, dtype=torch.int32, device=device)
+            factor = self._buffer(f"_scale_{number}", step)
             zero_point = self._buffer(f"_zero_point_{number}", zero)
             arguments = (factor, zero_point, *scale.bounds)
             target = self.ops.quantize_per_tensor.tensor
@@ -131,7 +141,8 @@ def find_replaceable(plan: Plan) -> set[Node]:
 
 
 def _last_input(graph: Graph) -> Node:
-    return list(graph.find_nodes(op="placeholder"))[-1]
+    nodes: list[Node] = list(graph.find_nodes(op="placeholder"))
+    return nodes[-1]
 
 
 def _output_type(tensor: Node) -> dict[str, Any]:

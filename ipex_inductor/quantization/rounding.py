@@ -22,10 +22,12 @@ def round_rows(x: Tensor) -> Tensor:
     """Return `x` rounded to symmetric int8, with a scale for each row (the last dimension)."""
     scale = (x.abs().amax(-1, keepdim=True).float() / 127).clamp_min(MIN_SCALE)
     zeros = torch.zeros_like(scale, dtype=torch.int32)
-    if torch.jit.is_tracing():
+    if _is_traced():
         return _round(x, scale, zeros, *BYTES).to(x.dtype)
     quantized = quantized_decomposed.quantize_per_token(x, scale, zeros, *BYTES)
-    result: Tensor = quantized_decomposed.dequantize_per_token(quantized, scale, zeros, *BYTES, x.dtype)
+    result: Tensor = quantized_decomposed.dequantize_per_token(
+        quantized, scale, zeros, *BYTES, x.dtype
+    )
     return result
 
 
@@ -35,7 +37,7 @@ def round_weight(weight: Tensor, per_channel: bool = True) -> Tensor:
     scale = (weight.abs().amax(sizes).float() / 127.5).clamp_min(MIN_SCALE)
     scale = scale if per_channel else scale.expand(weight.shape[0])
     zeros = torch.zeros_like(scale, dtype=torch.int64)
-    if torch.jit.is_tracing():
+    if _is_traced():
         shape = [-1] + [1] * (weight.dim() - 1)
         return _round(weight, scale.view(shape), zeros.view(shape), *BYTES).to(weight.dtype)
     quantized = quantized_decomposed.quantize_per_channel(weight, scale, zeros, 0, *BYTES)
@@ -58,6 +60,12 @@ def _round(
     """
     quantized = quantize_plainly(x, scale, zero_point, low, high, dtype)
     return dequantize_plainly(quantized, scale, zero_point)
+
+
+def _is_traced() -> bool:
+    """Return whether `torch.jit.trace` runs."""
+    tracing: Any = torch.jit
+    return bool(tracing.is_tracing())
 
 
 def quantize_plainly(

@@ -15,7 +15,6 @@ from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.rounding import dequantize_plainly, quantize_plainly
 
-
 aten = torch.ops.aten
 _plain_models: WeakKeyDictionary[nn.Module, tuple[str, ModelGraph]] = WeakKeyDictionary()
 
@@ -44,8 +43,8 @@ def save_script(quantized: QuantizedModel, path: str | os.PathLike[str]) -> None
         if kwargs:
             named = inspect.signature(quantized.forward).bind(*args, **kwargs).arguments
             options["example_kwarg_inputs"] = dict(named)
-        traced: Any = torch.jit.trace(quantized, None if kwargs else args, **options)
-        traced.save(str(path))
+        jit: Any = torch.jit
+        jit.trace(quantized, None if kwargs else args, **options).save(str(path))
 
 
 def with_plain_operators(quantized: nn.Module, graph: torch.fx.Graph) -> ModelGraph:
@@ -56,20 +55,20 @@ def with_plain_operators(quantized: nn.Module, graph: torch.fx.Graph) -> ModelGr
     """
     code, plain = _plain_models.get(quantized, ("", None))
     if plain is None or code != str(graph):
-        plain = _replace_operators(graph)
+        plain = _replace_operators(quantized, graph)
         _plain_models[quantized] = str(graph), plain
     share_state(quantized, plain)
     return plain
 
 
-def _replace_operators(graph: torch.fx.Graph) -> ModelGraph:
+def _replace_operators(quantized: nn.Module, graph: torch.fx.Graph) -> ModelGraph:
     result, _ = copy_graph(graph)
     functions = _plain_operators()
     for node in result.nodes:
         if node.op == "call_function" and node.target in functions:
             node.target = functions[node.target]
     holder = nn.Module()
-    share_state(graph.owning_module, holder)
+    share_state(quantized, holder)
     return ModelGraph(holder, result)
 
 

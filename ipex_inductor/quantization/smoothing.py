@@ -150,8 +150,9 @@ def find_scales(prepared: PreparedModel) -> dict[int, Tensor]:
 
 def smoothing_of(prepared: PreparedModel) -> tuple[SmoothQuant, list[SmoothedTensor]]:
     """Return how a prepared model is smoothed, and its smoothed tensors."""
-    default: tuple[SmoothQuant, list[SmoothedTensor]] = (SmoothQuant(), [])
-    return vars(prepared).get("smoothing", default)
+    smoothing: tuple[SmoothQuant, list[SmoothedTensor]]
+    smoothing = vars(prepared).get("smoothing", (SmoothQuant(), []))
+    return smoothing
 
 
 def factors_of(prepared: PreparedModel) -> dict[str, list[float]]:
@@ -185,6 +186,12 @@ def _insert_factors(
     groups: dict[tuple[Node, Scheme, int], list[Node]] = {}
     for node in list(module.graph.find_nodes(op="call_function", target=aten.linear.default)):
         scheme = mapping.scheme_of(node.meta[LAYER])
+        if scheme is not None and scheme.bias_correction:
+            raise QuantizationError(
+                "SmoothQuant without bias correction",
+                f"a scheme with bias_correction=True for {node.meta[LAYER].name!r}",
+                "Correct biases of a mapping without SmoothQuant.",
+            )
         if scheme is not None and is_constant(node.args[1]) and not is_constant(node.args[0]):
             group = 0 if share else len(groups)
             groups.setdefault((node.args[0], scheme, group), []).append(node)

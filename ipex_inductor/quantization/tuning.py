@@ -130,7 +130,9 @@ class Tuner:
         noise = signal = 0.0
         for args, kwargs in self._batches(size):
             for exact, rough in zip(
-                _floats(self.model(*args, **kwargs)), _floats(quantized(*args, **kwargs)), strict=True
+                _floats(self.model(*args, **kwargs)),
+                _floats(quantized(*args, **kwargs)),
+                strict=True,
             ):
                 noise += (exact - rough).square().sum().item()
                 signal += exact.square().sum().item()
@@ -234,9 +236,7 @@ def _recipes(smoothquant_args: Mapping[str, Any] | None) -> list[tuple[str, QCon
         (f"SmoothQuant alpha {alpha:g}", get_smooth_quant_qconfig_mapping(alpha=alpha))
         for alpha in _alphas(smoothquant_args)
     ]
-    plain = [
-        (name, QConfigMapping().set_global(Scheme(observer=name))) for name in OBSERVERS
-    ]
+    plain = [(name, QConfigMapping().set_global(Scheme(observer=name))) for name in OBSERVERS]
     return [*smooth, *plain]
 
 

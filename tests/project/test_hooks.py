@@ -31,7 +31,7 @@ PER_OBJECT = {
     *("register_buffer", "register_forward_hook", "register_forward_pre_hook", "register_hook"),
     *("register_load_state_dict_post_hook", "register_load_state_dict_pre_hook"),
     *("register_by_name", "register_operation_list", "register_post_accumulate_grad_hook"),
-    *("register_state_dict_post_hook", "register_graph_pattern"),
+    *("register_state_dict_post_hook", "register_graph_pattern", "register_parameter"),
 }
 # Methods that change what another package holds.
 CHANGES = {
@@ -47,6 +47,10 @@ OWNED = {
     ("ipex_inductor/optim/launching/launch_groups_cuda.py", "self.turn"),
     ("ipex_inductor/passes/weights/weight_snapshot.py", "owner.left"),
     ("ipex_inductor/prebuild/exporting.py", "module"),
+    ("ipex_inductor/quantization/capture.py", "module"),
+    ("ipex_inductor/quantization/capture.py", "module.training"),
+    ("ipex_inductor/quantization/capture.py", "owner"),
+    ("ipex_inductor/quantization/model_graph.py", "result"),
     ("templates/sycl/binding.py", "slot"),
 }
 

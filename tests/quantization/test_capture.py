@@ -1,4 +1,4 @@
-"""Captured graphs: shared parameters, stable names, any sizes, and the caller's module as it was."""
+"""Captured graphs: shared parameters, stable names, any sizes; the caller's module stays."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_a_failed_capture_restores_the_modes():
             return x if x.sum() > 0 else -x
 
     model = Refusing()
-    with pytest.raises(QuantizationError, match="Refusing.*dynamic quantization"):
+    with pytest.raises(QuantizationError, match=r"Refusing.*dynamic quantization"):
         capture_graph(model, (X,))
     assert model.training
 
@@ -111,6 +111,14 @@ def test_images_of_any_batch_and_size(batch):
         assert torch.equal(captured(x), model(x))
 
 
+def test_dimensions_of_one_element_broadcast():
+    model = Function(lambda x, y: x * y)
+    x, y = torch.randn(2, 4, 5), torch.randn(1, 4, 1)
+    captured = capture_graph(model, (x, y))
+    x = torch.randn(3, 4, 6)
+    assert torch.equal(captured(x, y), x * y)
+
+
 def test_autocast_is_off():
     with torch.autocast("cpu", torch.bfloat16):
         captured = capture_graph(nn.Linear(4, 4), (torch.randn(1, 4),))
@@ -145,8 +153,15 @@ def test_a_view_that_is_changed_marks_all_that_share_its_memory():
 def test_dropout_of_inference_and_whole_slices_are_no_nodes():
     captured = capture_graph(Function(lambda x: F.dropout(x, training=False)[:, None] + 1), (X,))
     assert operators(captured) == {"unsqueeze": 1, "add": 1}
+    in_place = capture_graph(Function(lambda x: nn.Dropout(inplace=True).eval()(x.flatten())), (X,))
+    assert operators(in_place) == {"flatten": 1}
     random = capture_graph(Function(lambda x: F.dropout(x, training=True) + 1), (X,))
     assert operators(random) == {"dropout": 1, "add": 1}
+
+
+def test_conversions_leave_no_checks_of_dtypes():
+    captured = capture_graph(Function(lambda x: x.half().to(torch.float32) * 2), (X,))
+    assert operators(captured) == {"to": 2, "mul": 1}
 
 
 class Function(nn.Module):

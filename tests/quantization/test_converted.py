@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.converted import convert_prepared
 from ipex_inductor.quantization.scheme import MIN_SCALE, Scheme, SchemeMapping
 from support.int8_models import (
@@ -95,8 +96,8 @@ def test_every_observer(observer):
 
 def test_sizes_keywords_and_nested_outputs():
     model = Attention().eval()
-    mask = torch.zeros(1, 1, 1, 5)
-    quantized = convert_prepared(calibrate(model, (torch.randn(1, 5, 16),), kwargs={"mask": mask}))
+    mask = torch.zeros(1, 1, 1, 99)
+    quantized = convert_prepared(calibrate(model, (torch.randn(1, 99, 16),), kwargs={"mask": mask}))
     x, mask = torch.randn(7, 9, 16), torch.zeros(7, 1, 1, 9)
     mask[3, ..., 4:] = -1e9
     with torch.no_grad():
@@ -231,6 +232,21 @@ def test_exported_and_traced_models_give_the_same(make, run):
     quantized = quantize(model, inputs)
     with torch.no_grad():
         torch.testing.assert_close(run(quantized, *inputs), quantized(*inputs), rtol=0, atol=0)
+
+
+def test_traced_models_take_other_sizes():
+    model = Attention().eval()
+    quantized = quantize(model, (torch.randn(2, 9, 16),))
+    with torch.no_grad():
+        traced = torch.jit.trace(quantized, (torch.randn(2, 9, 16),), strict=False)
+        x = torch.randn(5, 7, 16)
+        assert torch.equal(traced(x)[0], quantized(x)[0])
+
+
+def test_pickling_is_refused(tmp_path):
+    quantized = quantize(nn.Linear(4, 4), (torch.randn(2, 4),))
+    with pytest.raises(QuantizationError, match="save"):
+        torch.save(quantized, tmp_path / "model.pickle")
 
 
 def test_traced_files_need_no_operators_but_torchs(tmp_path):

@@ -1,10 +1,10 @@
 """Dynamic quantization: the caller's model stays, linear layers round row by row."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-import pytest
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import dynamic
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
@@ -146,3 +146,74 @@ def test_the_rows_say_what_stays_in_floating_point():
     mapping = SchemeMapping(SCHEME, by_module_name=(("second", None),))
     rows = quantize(Net().eval(), mapping).ipex_layers
     assert [(row["name"], row["quantized"]) for row in rows] == [("first", True), ("second", False)]
+
+
+def rounded_linear(x, weight, bias=None):
+    return torch.ops.aten.linear.default(rounded_rows(x), rounded_weight(weight), bias)
+
+
+class Attends(nn.Module):
+    def __init__(self, batch_first=True):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(16, 4, batch_first=batch_first)
+
+    def forward(self, x, y, mask=None):
+        return self.attention(x, y, y, attn_mask=mask)[0]
+
+
+NETS = {
+    "encoder": (nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 1),
+    "attention": (Attends(), 2),
+    "rows first": (Attends(batch_first=False), 2),
+}
+
+
+@pytest.mark.parametrize("case", NETS)
+def test_attention_is_rounded_however_it_runs(case, monkeypatch):
+    net, count = NETS[case]
+    inputs = [torch.randn(2, 7, 16) for _ in range(count)]
+    converted = quantize(net.eval())
+    with monkeypatch.context() as patch:  # with gradients torch takes no shorter way
+        patch.setattr(functional, "linear", rounded_linear)
+        expected = net(*inputs).detach()
+    with torch.no_grad():
+        torch.testing.assert_close(converted(*inputs), expected, atol=1e-4, rtol=1e-4)
+        compiled = torch.compile(converted, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(*inputs), expected, atol=1e-4, rtol=1e-4)
+        traced = torch.jit.trace(converted, tuple(inputs), check_trace=False)
+        torch.testing.assert_close(traced(*inputs), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mask", [torch.ones(7, 7).triu(1).bool(), torch.randn(8, 7, 7)])
+def test_attention_masks_are_kept(mask):
+    net, inputs = Attends().eval(), [torch.randn(2, 7, 16) for _ in range(2)]
+    converted = quantize(net)
+    result, exact = converted(*inputs, mask), net(*inputs, mask)
+    assert 0 < (result - exact).abs().max() < 0.05
+    compiled = torch.compile(converted, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs, mask), result)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Attends, nn.LSTM, nn.LSTMCell])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_is_switched_off_is_not_rounded_by_what_is_around(kind, compiled):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Attends() if kind is Attends else kind(16, 16)
+            self.last = nn.Linear(16, 4)
+
+        def forward(self, x):
+            y = self.inner(x, x) if kind is Attends else self.inner(x)
+            return y[0] if isinstance(y, tuple) else y
+
+    net = Around().eval()
+    x = torch.randn(7, 16) if kind is nn.LSTMCell else torch.randn(2, 7, 16)
+    converted = quantize(net, SchemeMapping(SCHEME, by_module_name=(("inner", None),)))
+    if compiled:
+        if kind is nn.LSTM:
+            pytest.skip("Dynamo breaks graphs at LSTM")
+        converted = torch.compile(converted, backend="eager")
+    torch.testing.assert_close(converted(x), net(x), atol=1e-6, rtol=1e-6)

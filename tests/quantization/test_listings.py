@@ -47,7 +47,8 @@ model.eval()
 conf = ipex.QuantConf(dtype=torch.int8)
 model, conf = ipex.quantization.prepare(model, conf)
 for images in calibration_data_loader():
-    with ipex.quantization.calibrate(conf): # here, conf is in/out, populated with observed statistics
+    # here, conf is in/out, populated with observed statistics
+    with ipex.quantization.calibrate(conf):
         model(images)
 conf.save('int8_conf.json', default_recipe=True) # optional: save the configuration for later use
 model = ipex.quantization.convert(model, conf, sample_image)
@@ -132,7 +133,8 @@ from {package}.quantization import prepare, convert
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver, QConfig, QConfigMapping
 qconfig = QConfig(
         activation=MinMaxObserver.with_args(qscheme=torch.per_tensor_affine, dtype=torch.quint8),
-        weight=PerChannelMinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_channel_symmetric))
+        weight=PerChannelMinMaxObserver.with_args(
+            dtype=torch.qint8, qscheme=torch.per_channel_symmetric))
 qconfig_mapping = QConfigMapping().set_global(qconfig)
 model = Model().eval()
 prepared_model = prepare(model, qconfig_mapping, example_inputs=torch.rand(shape), inplace=False)

@@ -10,10 +10,11 @@ from torch import nn
 
 from ipex_inductor import quantization
 from ipex_inductor.errors import QuantizationError, SummaryFileError
-from ipex_inductor.quantization import tensor_file
+from ipex_inductor.quantization.files import tensor_file
 
 STATIC = quantization.default_static_qconfig_mapping
 SMOOTH = quantization.get_smooth_quant_qconfig_mapping()
+CORRECTED = quantization.QConfigMapping().set_global(quantization.Scheme(bias_correction=True))
 
 
 class Net(nn.Module):
@@ -84,7 +85,9 @@ def test_converted_under_autocast_a_file_computes_in_bf16(tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("mapping", [STATIC, SMOOTH], ids=["static", "smooth"])
+@pytest.mark.parametrize(
+    "mapping", [STATIC, SMOOTH, CORRECTED], ids=["static", "smooth", "corrected"]
+)
 def test_a_model_comes_back_on_other_weights(mapping, tmp_path):
     net = Net().eval()
     quantized, x = quantize(net, mapping)
@@ -101,6 +104,19 @@ def test_a_model_comes_back_on_other_weights(mapping, tmp_path):
     assert torch.equal(torch.jit.load(tmp_path / "again.pt")(x), quantized(x))
     x = torch.randn(5, 3, 12, 12)
     assert torch.equal(loaded(x), quantized(x))
+
+
+@torch.no_grad()
+def test_a_summary_has_the_means_of_corrected_biases(tmp_path):
+    net = Net().eval()
+    quantized, x = quantize(net, CORRECTED)
+    prepared = quantization.prepare(net, CORRECTED, x)
+    prepared(x)
+    prepared.save_qconf_summary(tmp_path / "conf.json")
+    again = quantization.prepare(net, CORRECTED, x)
+    again.load_qconf_summary(tmp_path / "conf.json")
+    assert torch.equal(quantization.convert(again)(x), quantization.convert(prepared)(x))
+    assert not torch.equal(quantize(net)[0](x), quantized(x))
 
 
 @torch.no_grad()
@@ -130,7 +146,7 @@ def test_torn_changed_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(SummaryFileError, match="torn or changed"):
         quantization.load(tmp_path / "net", Net())
     weights.write_bytes(whole)
-    with pytest.raises(SummaryFileError, match="differs in .*conv.weight"):
+    with pytest.raises(SummaryFileError, match=r"differs in .*conv[.]weight"):
         quantization.load(tmp_path / "net", Net(width=16))
     for content in ("", text[:100], "[]", json.dumps({**json.loads(text), "version": 2})):
         (tmp_path / "net.json").write_text(content)

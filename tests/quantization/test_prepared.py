@@ -38,7 +38,7 @@ def test_parameters_are_shared_and_the_state_dict_is_the_models():
 
 def test_converting_an_uncalibrated_model_is_an_error():
     prepared = prepare_graph(ResNet(), DEFAULT, (IMAGE,))
-    with pytest.raises(QuantizationError, match="calibrat.*input:0"):
+    with pytest.raises(QuantizationError, match=r"calibrat.*input:0"):
         convert_prepared(prepared)
 
 

@@ -112,3 +112,10 @@ def test_observers_of_torch_are_read():
     assert mapping.global_qconfig == quantization.Scheme(symmetric=True, observer="min_max")
     with pytest.raises(QuantizationError, match="input channels"):
         quantization.get_smooth_quant_qconfig_mapping(act_ic_observer=HistogramObserver)
+
+
+def test_corrected_biases_are_refused():
+    mapping = quantization.get_smooth_quant_qconfig_mapping()
+    mapping.set_global(quantization.Scheme(bias_correction=True))
+    with pytest.raises(QuantizationError, match="without bias correction"):
+        quantization.prepare(Net().eval(), mapping, data()[0])

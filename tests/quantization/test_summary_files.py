@@ -6,10 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization import old_summary, summary_file
-from ipex_inductor.quantization.new_summary import operator_of
-from ipex_inductor.quantization.scheme import TensorScale
-from ipex_inductor.quantization.summary import plain_operator
+from ipex_inductor.quantization.files import old_summary, summary_file
+from ipex_inductor.quantization.files.new_summary import operator_of
+from ipex_inductor.quantization.files.summary import TensorRecord, plain_operator
 
 pytestmark = pytest.mark.unit
 
@@ -129,10 +128,10 @@ def test_the_old_form_is_read_by_operator_and_order(tmp_path):
     ]
     summary = read(tmp_path, OLD)
     assert summary.scales(rows) == {
-        "input:0": TensorScale(0.02, 3, False),
-        "stem:conv2d:0": TensorScale(0.02, 3, False),
-        "input:1": TensorScale(0.5, 4, False),
-        ":add:0": TensorScale(0.25, 0, True),
+        "input:0": TensorRecord(0.02, 3, False),
+        "stem:conv2d:0": TensorRecord(0.02, 3, False),
+        "input:1": TensorRecord(0.5, 4, False),
+        ":add:0": TensorRecord(0.25, 0, True),
     }
     assert summary.switched_off(rows) == ["head:linear:0"]
     assert [record.weight_channels for record in summary.layers] == [3, None, 2]
@@ -145,14 +144,19 @@ def test_the_new_form_is_read_by_module_and_number(tmp_path):
         row("head:linear:0", "linear", "head", ["c"]),
     ]
     summary = read(tmp_path, NEW)
-    assert summary.scales(rows)["b"] == TensorScale(0.2, 6, False)
-    assert summary.scales(rows)["input:0"] == TensorScale(0.02, 3, False)
+    assert summary.scales(rows)["b"] == TensorRecord(0.2, 6, False)
+    assert summary.scales(rows)["input:0"] == TensorRecord(0.02, 3, False)
     assert summary.switched_off(rows) == ["head:linear:0"]
 
 
 def test_an_operator_without_a_product_needs_no_match(tmp_path):
     rows = [row("conv", "conv2d", inputs=["x"]), row("head", "linear", inputs=["y"])]
     assert set(read(tmp_path, OLD).scales(rows)) == {"x", "y"}
+
+
+def test_what_ipex_left_in_floating_point_stays_so(tmp_path):
+    rows = [row("c", "conv2d"), row("one", "conv1d", inputs=["x"]), row("l", "linear")]
+    assert read(tmp_path, OLD).switched_off(rows) == ["one", "l"]
 
 
 def test_layers_that_do_not_match_are_listed(tmp_path):
@@ -183,8 +187,8 @@ def test_a_missing_file_is_refused(tmp_path):
 def test_ours_comes_back(tmp_path):
     file = tmp_path / "ours.json"
     layers = [summary_file.LayerEntry("a:conv2d:0", "conv2d", True, ["x"], weight_channels=4)]
-    scales = {"x": TensorScale(0.1, 2, False)}
-    summary_file.write_summary(file, layers, scales, {})
+    scales = {"x": TensorRecord(0.1, 2, False)}
+    summary_file.write_summary(file, layers, scales, {}, {})
     summary = summary_file.read_summary(file)
     rows = [row("a:conv2d:0", "conv2d", "a", ["x"])]
     assert summary.scales(rows) == scales

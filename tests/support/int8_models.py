@@ -95,11 +95,11 @@ def trained_like(model, *shape):
 
 
 @torch.no_grad()
-def calibrate(model, *batches, mapping=DEFAULT, **options):
+def calibrate(model, *batches, mapping=DEFAULT, kwargs=None):
     """Return `model` prepared with the first of the batches, and calibrated with all of them."""
-    prepared = prepare_graph(model, mapping, batches[0], **options)
+    prepared = prepare_graph(model, mapping, batches[0], kwargs)
     for batch in batches:
-        prepared(*batch)
+        prepared(*batch, **(kwargs or {}))
     return prepared
 
 

@@ -11,12 +11,10 @@ from typing import Literal
 import msgspec
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization import new_summary, old_summary
-from ipex_inductor.quantization.scheme import TensorScale
-from ipex_inductor.quantization.summary import LayerRecord, Summary
+from ipex_inductor.quantization.files import new_summary, old_summary
+from ipex_inductor.quantization.files.summary import LayerRecord, Summary, TensorRecord
 
-FORMAT = "ipex_inductor.quantization"
-VERSION = 1
+FORMAT = b"ipex_inductor.quantization"
 
 
 class LayerEntry(msgspec.Struct):
@@ -40,13 +38,18 @@ class TensorEntry(msgspec.Struct):
 
 
 class OurFile(msgspec.Struct):
-    """A file of ours; `smoothing` are SmoothQuant's factors by the names of tensors."""
+    """A file of ours.
+
+    `smoothing` are SmoothQuant's factors by the names of tensors, `means` the mean inputs of layers
+    whose bias is corrected.
+    """
 
     format: Literal["ipex_inductor.quantization"]
     version: Literal[1]
     layers: list[LayerEntry]
     tensors: dict[str, TensorEntry]
     smoothing: dict[str, list[float]] = {}
+    means: dict[str, list[float]] = {}
 
 
 def read_summary(path: str | os.PathLike[str]) -> Summary:
@@ -71,7 +74,7 @@ def read_summary(path: str | os.PathLike[str]) -> Summary:
 
 
 def _read(file: str, text: bytes) -> Summary:
-    if FORMAT.encode() in text[:200]:
+    if FORMAT in text[:200]:
         return _read_ours(file, text)
     is_old = text.lstrip()[:1] == b"["
     layers = old_summary.read_entries(text) if is_old else new_summary.read_modules(text)
@@ -82,18 +85,28 @@ def _read(file: str, text: bytes) -> Summary:
 
 def _read_ours(file: str, text: bytes) -> Summary:
     content = msgspec.json.decode(text, type=OurFile)
-    return summary_of(file, content.layers, content.tensors, content.smoothing)
+    layers, tensors = content.layers, content.tensors
+    return summary_of(file, layers, tensors, content.smoothing, content.means)
 
 
 def summary_of(
     file: str,
     layers: Iterable[LayerEntry],
     tensors: Mapping[str, TensorEntry],
-    factors: Mapping[str, list[float]] | None = None,
+    factors: Mapping[str, list[float]],
+    means: Mapping[str, list[float]],
 ) -> Summary:
-    """Return the summary of entries in a file of ours."""
+    """Return the summary of entries in a file of ours.
+
+    Args:
+        file: its name in errors.
+        layers: its layers.
+        tensors: scales by the names of tensors.
+        factors: SmoothQuant's factors by the names of tensors.
+        means: mean inputs of layers whose bias is corrected.
+    """
     scales = {
-        name: TensorScale(tensor.scale, tensor.zero_point, tensor.symmetric)
+        name: TensorRecord(tensor.scale, tensor.zero_point, tensor.symmetric)
         for name, tensor in tensors.items()
     }
     records = tuple(
@@ -107,22 +120,32 @@ def summary_of(
         )
         for entry in layers
     )
-    return Summary(file, records, scales, factors or {})
+    return Summary(file, records, scales, factors, means)
 
 
 def write_summary(
     path: str | os.PathLike[str],
     layers: Iterable[LayerEntry],
-    scales: Mapping[str, TensorScale],
+    scales: Mapping[str, tuple[float, int, bool]],
     smoothing: Mapping[str, list[float]],
+    means: Mapping[str, list[float]],
 ) -> None:
-    """Write a file of ours, which is whole or not there."""
+    """Write a file of ours, which is whole or not there.
+
+    Args:
+        path: the file.
+        layers: its layers.
+        scales: scales by the names of tensors.
+        smoothing: SmoothQuant's factors by the names of tensors.
+        means: mean inputs of layers whose bias is corrected.
+    """
     content = OurFile(
-        format=FORMAT,
-        version=VERSION,
+        format="ipex_inductor.quantization",
+        version=1,
         layers=list(layers),
         tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
         smoothing=dict(smoothing),
+        means=dict(means),
     )
     write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=2))
 

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,8 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -
     partial_file = file.with_name(f".{file.name}.{os.getpid()}")
     digest = hashlib.sha256()
     with partial_file.open("wb") as stream:
-        pieces = (_bytes(tensor) for tensor in tensors.values())
-        for piece in [len(text).to_bytes(8, "little"), text]:
-            stream.write(piece)
-            digest.update(piece)
-        for piece in pieces:
+        head = [memoryview(len(text).to_bytes(8, "little")), memoryview(text)]
+        for piece in chain(head, map(_bytes, tensors.values())):
             stream.write(piece)
             digest.update(piece)
     partial_file.replace(file)
@@ -67,7 +65,8 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    values: Any = flat.view(torch.uint8).numpy()
+    return memoryview(values) if flat.numel() else memoryview(b"")
 
 
 def read_tensors(path: str | os.PathLike[str], digest: str) -> dict[str, Tensor]:

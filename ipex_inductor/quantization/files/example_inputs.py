@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization.tensor_file import DTYPES, NAMES
+from ipex_inductor.quantization.files.tensor_file import DTYPES, NAMES
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 PLAIN = (bool, int, float, str, type(None))

@@ -3,21 +3,30 @@
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization.scheme import TensorScale
 
 # Operators that a file names as often as the model has them. Others only carry scales along.
 PRODUCTS = frozenset(
     {
         *("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"),
-        *("conv_transpose3d", "linear", "matmul", "bmm", "embedding_bag"),
+        *("conv_transpose3d", "linear", "matmul", "mm", "bmm", "addmm", "embedding_bag"),
     }
 )
+# Products that IPEX left in floating point and out of its files.
+FLOATING_IN_IPEX = frozenset({"conv1d", "conv_transpose1d", "mm", "addmm"})
 SHOWN = 8  # mismatches that an error lists
 
 T = TypeVar("T")
+
+
+class TensorRecord(NamedTuple):
+    """Scale and zero point of a tensor; `symmetric` ones are int8, others uint8."""
+
+    scale: float
+    zero_point: int
+    symmetric: bool
 
 
 @dataclass(frozen=True)
@@ -30,8 +39,8 @@ class LayerRecord:
 
     operator: str
     quantized: bool
-    inputs: tuple[TensorScale | None, ...]
-    output: TensorScale | None = None
+    inputs: tuple[TensorRecord | None, ...]
+    output: TensorRecord | None = None
     module_path: str | None = None
     name: str = ""
     weight_channels: int | None = None
@@ -68,14 +77,15 @@ Pair = tuple[LayerRecord, LayerRow]
 class Summary:
     """The layers of one file; `file` is its name in errors.
 
-    `tensors` are the scales of a file that names all tensors, `factors` those of SmoothQuant. Files
-    of IPEX have neither.
+    `tensors` are the scales of a file that names all tensors, `factors` those of SmoothQuant,
+    `means` the mean inputs of layers whose bias is corrected. Files of IPEX have none of them.
     """
 
     file: str
     layers: tuple[LayerRecord, ...]
-    tensors: Mapping[str, TensorScale] = field(default_factory=dict)
+    tensors: Mapping[str, TensorRecord] = field(default_factory=dict)
     factors: Mapping[str, list[float]] = field(default_factory=dict)
+    means: Mapping[str, list[float]] = field(default_factory=dict)
 
     def match(self, rows: Iterable[LayerRow]) -> list[Pair]:
         """Return each layer of the file with its layer in the model.
@@ -93,10 +103,15 @@ class Summary:
             here, there = records.get(key, []), layers.get(key, [])
             if len(here) == len(there):
                 pairs += zip(here, there, strict=True)
-            elif (here or there)[0].operator in PRODUCTS:
+            elif (here or there)[0].operator in PRODUCTS and not self._is_floating(here, there):
                 mismatches.append(f"{_show(key)}: {len(here)} in the file, {len(there)} here")
         self._check(mismatches)
         return pairs
+
+    def _is_floating(self, here: Sequence[LayerRecord], there: Sequence[LayerRow]) -> bool:
+        """Return whether the layers of a model are such as IPEX left in floating point."""
+        is_ours = any(record.name for record in self.layers)
+        return not here and not is_ours and there[0].operator in FLOATING_IN_IPEX
 
     def _key(self, layer: LayerRecord | LayerRow) -> Hashable:
         """Return by what layers of this file are found."""
@@ -118,14 +133,11 @@ class Summary:
 
     def switched_off(self, rows: Iterable[LayerRow]) -> list[str]:
         """Return the names of the layers that the file leaves in floating point."""
-        pairs = self.match(rows)
-        return [
-            row.name
-            for record, row in pairs
-            if not record.quantized and row.operator in PRODUCTS
-        ]
+        products = [row for row in rows if row.operator in PRODUCTS]
+        quantized = {row.name for record, row in self.match(products) if record.quantized}
+        return [row.name for row in products if row.name not in quantized]
 
-    def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorScale]:
+    def scales(self, rows: Iterable[LayerRow]) -> dict[str, TensorRecord]:
         """Return the scale of each tensor of the model that the file has one for."""
         scales = dict(self.tensors)
         pairs = self.match(rows)

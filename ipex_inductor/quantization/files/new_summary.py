@@ -5,8 +5,7 @@ from itertools import chain
 
 import msgspec
 
-from ipex_inductor.quantization.scheme import TensorScale
-from ipex_inductor.quantization.summary import LayerRecord, plain_operator
+from ipex_inductor.quantization.files.summary import LayerRecord, TensorRecord, plain_operator
 
 INTEGER_TYPES = ("torch.quint8", "torch.qint8")
 
@@ -65,10 +64,10 @@ def _record(info: OperatorInfo) -> LayerRecord:
     )
 
 
-def _tensor(info: TensorInfo | None) -> TensorScale | None:
+def _tensor(info: TensorInfo | None) -> TensorRecord | None:
     if info is None or not info.scale or not info.zero_point:
         return None
-    return TensorScale(info.scale[0], info.zero_point[0], info.force_dtype == "torch.qint8")
+    return TensorRecord(info.scale[0], info.zero_point[0], info.force_dtype == "torch.qint8")
 
 
 def _channels(info: OperatorInfo) -> int | None:

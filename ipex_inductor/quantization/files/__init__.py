@@ -1,0 +1,1 @@
+"""Files of quantization: configurations of IPEX and ours, tensors, kinds of inputs."""
