@@ -28,7 +28,6 @@ from ipex_inductor.aot_cache.key import Key
 from ipex_inductor.aot_cache.manifest import Manifest
 from ipex_inductor.backend import Ahead
 from ipex_inductor.errors import ArgumentError, DeviceError, TargetError
-from ipex_inductor.ops.quant.int8 import KERNELS
 from ipex_inductor.passes.weights.program import Program
 from ipex_inductor.prebuild.describing import INDEX
 from ipex_inductor.prebuild.gpu_libraries import packaging
@@ -48,7 +47,7 @@ from ipex_inductor.prebuild.package import (
 from ipex_inductor.reporting.decisions import Event, GraphReport
 from ipex_inductor.target import x86_levels
 from ipex_inductor.target.device import Target, architecture
-from ipex_inductor.templates.cpu import cpu_library
+from ipex_inductor.templates.cpu import cpu_library, int8
 
 Tensor = torch.Tensor
 Source = tuple[str, int | str]  # ("input", 0), ("weight", "conv.bias") or ("derived", 3)
@@ -345,7 +344,7 @@ class _Made:
         library, self.needs = compat.compile_ahead(gm, inputs, self._level, on_gpu, **kwargs)
         ipex = torch.ops.ipex
         ours = {ipex.blocked.default, ipex.short_attention.default, ipex.winograd.default}
-        ours |= KERNELS
+        ours |= int8.KERNELS
         if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
             self.needs = sorted({*self.needs, "avx512_bf16"})
         self.files[CODE] = library.read_bytes()

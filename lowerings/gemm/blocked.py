@@ -9,7 +9,6 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.ops.common.defining import Arguments
-from ipex_inductor.ops.quant.int8 import KERNELS
 from ipex_inductor.templates.cpu import blocked, cpu_library, int8
 
 NAME = "ipex_blocked"  # in generated code
@@ -65,7 +64,7 @@ def _package_source() -> str:
     """Return the C++ of the kernels that the code of a package contains."""
     graph: Any = V.graph.module.graph
     targets = {node.target for node in graph.nodes}
-    more = "" if targets.isdisjoint(KERNELS) else int8.definitions()
+    more = "" if targets.isdisjoint(int8.KERNELS) else int8.definitions()
     return cpu_library.source(beside_torch=True, more=more)
 
 

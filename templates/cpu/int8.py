@@ -21,6 +21,11 @@ from ipex_inductor.templates.cpu import cpu_library
 
 assert ops  # which registers ipex::int8_conv
 
+_ipex = torch.ops.ipex
+# The ops that the kernels compute.
+KERNELS = frozenset(
+    op.default for op in (_ipex.int8_bmm, _ipex.int8_conv, _ipex.int8_linear, _ipex.int8_max_pool)
+)
 # By their numbers in int8.cpp.
 NUMBERS = {torch.uint8: 1, torch.int8: 2, torch.float32: 3, torch.bfloat16: 4}
 BINARY = ("none", "add", "mul", "sub")

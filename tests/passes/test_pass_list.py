@@ -20,8 +20,8 @@ pytestmark = pytest.mark.unit
 aten = torch.ops.aten
 
 IN_INFERENCE = """quantized values, no-ops, layout choice, batch norm folding, weight transposes,
-attention, rules, int8 products, linears on one input, channels-last, strides, batch norm and relu, library calls, shared parts,
-misread attention, decompositions, corrections"""
+attention, rules, int8 products, linears on one input, channels-last, strides, batch norm and relu,
+library calls, shared parts, misread attention, decompositions, corrections"""
 IN_TRAINING = """batch norm report, attention report, training rules, max pools, image calls,
 weight gradient calls, misread attention, decompositions, corrections, moments, relu masks"""
 UNSWITCHED = """weight transposes, library calls, image calls, weight gradient calls,

@@ -461,15 +461,3 @@ def _like(x: Tensor, result: Tensor) -> Tensor:
     last = CHANNELS_LAST[x.dim()]
     is_last = x.is_contiguous(memory_format=last) and not x.is_contiguous()
     return result.contiguous(memory_format=last if is_last else torch.contiguous_format)
-
-
-# The ops that kernels compute.
-KERNELS = frozenset(
-    op.default
-    for op in (
-        torch.ops.ipex.int8_bmm,
-        torch.ops.ipex.int8_conv,
-        torch.ops.ipex.int8_linear,
-        torch.ops.ipex.int8_max_pool,
-    )
-)
