@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,8 +245,8 @@ class _Block:
             return
         token = _is_observing.set(True)
         try:
-            with torch.no_grad():
-                self.conf.observe(_plain_model(model), inputs, _copy(results[0]))
+            with _exact(model):
+                self.conf.observe(_plain_model(model), _copy(inputs), _copy(results[0]))
         finally:
             _is_observing.reset(token)
 
@@ -258,6 +258,19 @@ def _copy(value: Any) -> Any:
         return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
     return tree_map(clone, value)
+
+
+def _exact(model: nn.Module) -> ExitStack:
+    """Return a block without gradients, autocast and inference mode.
+
+    Tensors made in inference mode are copied in it, as no graph may write to them.
+    """
+    stack = ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    for device in {"cpu", *(p.device.type for p in model.parameters())}:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 def _plain_model(model: nn.Module) -> nn.Module:

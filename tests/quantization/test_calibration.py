@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def hooks():
-    names = [name for name in vars(torch_module) if name.startswith("_global_")]
+    names = [name for name in vars(torch_module) if name.startswith("_global_forward")]
     return {n: dict(v) for n in names if isinstance(v := getattr(torch_module, n), dict)}
 
 
@@ -169,6 +169,19 @@ def test_a_compiled_model_is_observed_by_its_code():
     with calibrate(conf), pytest.warns(UserWarning, match="global hooks"):
         compiled(x)
     assert convert(net, conf, x)(x).shape == (4, 4)
+
+
+def test_inference_mode_and_autocast_observe_the_same():
+    net, x = Net().eval(), data()[0]
+    with torch.inference_mode():
+        inferred = calibrated(net, [x])
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        cast = calibrated(net, [x])
+    with torch.no_grad():
+        plain = calibrated(net, [x])
+        assert torch.equal(convert(net, inferred, x)(x), convert(net, plain, x)(x))
+    scales = [conf.only_graph().scales() for conf in (inferred, cast, plain)]
+    assert scales[0] == scales[1] == scales[2]
 
 
 @torch.no_grad()
