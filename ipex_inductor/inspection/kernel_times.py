@@ -14,6 +14,7 @@ REST = "everything else: Python, allocation, kernels without a record"
 
 _GRAPH = "## Call CompiledFxGraph"  # how Inductor's records of a compiled graph begin
 _NUMBERED = re.compile(r"^graph_\d+_")  # begins the records of Inductor's C++ kernels
+_NODE = re.compile(r" \[(\w+)\]$")  # ends the records of this package's kernels
 _SHIM = re.compile(r"^aoti_torch_(?:cpu|cuda|xpu)_")
 
 
@@ -41,25 +42,46 @@ def recorded_kernels() -> Iterator[None]:
 
 def time_kernels(call: Callable[[], Any]) -> tuple[KernelTime, ...]:
     """Run `call` once and then `TIMED_RUNS` times under the profiler; slowest kernel first."""
+    return _kernel_times(_profile(call))
+
+
+def time_nodes(call: Callable[[], Any]) -> dict[str, KernelTime]:
+    """Return the time of each kernel of this package in C++ code, by its node of the graph."""
+    times: dict[str, KernelTime] = {}
+    for title, calls, microseconds in _sums(_profile(call)):
+        if node := _NODE.search(title):
+            times[node[1]] = KernelTime(_NODE.sub("", title), calls, microseconds)
+    return times
+
+
+def _profile(call: Callable[[], Any]) -> list[Any]:
+    """Return the events of `TIMED_RUNS` calls, after a warm-up."""
     call()
     with profile() as profiler:
         for _ in range(TIMED_RUNS):
             call()
-    return _kernel_times(list(profiler.events() or ()))
+    return list(profiler.events() or ())
 
 
 def _kernel_times(events: Iterable[Any]) -> tuple[KernelTime, ...]:
     """Return the kernels of these events: those of the GPU if there are any, or the CPU's."""
+    times = (KernelTime(*row) for row in _sums(events, by_kernel=True))
+    return tuple(sorted(times, key=lambda time: (time.name == REST, -time.microseconds)))
+
+
+def _sums(events: Iterable[Any], by_kernel: bool = False) -> list[tuple[str, float, float]]:
+    """Return name, calls and microseconds in one run; `by_kernel` joins the nodes of a kernel."""
+    events = list(events)
     on_gpu = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
     pairs = ((e.name, e.time_range.elapsed_us()) for e in on_gpu) if on_gpu else _on_cpu(events)
-    sums: dict[str, list[float]] = {}
-    for name, microseconds in pairs:
-        sums.setdefault(name, []).append(microseconds)
-    times = [
-        KernelTime(name, len(found) / TIMED_RUNS * (name != REST), sum(found) / TIMED_RUNS)
-        for name, found in sums.items()
+    times: dict[str, list[float]] = {}
+    for title, microseconds in pairs:
+        name = _NODE.sub("", title) if by_kernel else title
+        times.setdefault(name, []).append(microseconds)
+    return [
+        (name, len(row) / TIMED_RUNS * (name != REST), sum(row) / TIMED_RUNS)
+        for name, row in times.items()
     ]
-    return tuple(sorted(times, key=lambda time: (time.name == REST, -time.microseconds)))
 
 
 def _on_cpu(events: Iterable[Any]) -> Iterator[tuple[str, float]]:

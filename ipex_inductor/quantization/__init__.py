@@ -1,5 +1,8 @@
 """INT8 quantization: capture, observe, convert to a graph of quantize and dequantize nodes."""
 
+from importlib import import_module
+from typing import Any
+
 from ipex_inductor.quantization.calibration import QuantConf, calibrate
 from ipex_inductor.quantization.model_file import load, save
 from ipex_inductor.quantization.preparing import convert, prepare
@@ -28,5 +31,12 @@ __all__ = [
     "get_smooth_quant_qconfig_mapping",
     "load",
     "prepare",
+    "report",
     "save",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "report":  # it compiles, which nothing in this folder does
+        return import_module("ipex_inductor.inspection.quantization_report").report_layers
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

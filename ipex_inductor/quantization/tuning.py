@@ -98,7 +98,7 @@ class Tuner:
         """
         count = 0
         for item in self.loader:
-            args, kwargs = _inputs_of(item)
+            args, kwargs = read_inputs(item)
             yield args, kwargs
             count += _count_samples(args, kwargs)
             if count >= size:
@@ -278,9 +278,12 @@ def _floating_types(op_type_dict: Mapping[str, Any]) -> Iterator[str]:
                 yield operator_name(kind)
 
 
-def _inputs_of(item: Any) -> Inputs:
-    """Return positional and keyword arguments of an item of a data loader."""
-    if isinstance(item, (tuple, list)) and len(item) == 2:
+def read_inputs(item: Any, count: int = 1) -> Inputs:
+    """Return positional and keyword arguments of an item of a data loader.
+
+    A pair is inputs and labels, unless the model has `count` = 2 inputs.
+    """
+    if isinstance(item, (tuple, list)) and len(item) == 2 and count != 2:
         item = item[0]
     if isinstance(item, Mapping):
         return (), dict(item)

@@ -56,12 +56,13 @@ class GraphReport:
 
     `source` is "passes" if they ran in this process, "cache" if the events came with an entry of a
     graph cache, "" if an entry had none, and "optimize" for a model. `stages`: text of the graph by
-    stage, only for `explain`.
+    stage, only for `explain`. `lines`: the user's line of each node at the last stage.
     """
 
     events: list[Event] = field(default_factory=list)
     source: str = ""
     stages: dict[str, str] | None = None
+    lines: dict[str, str] = field(default_factory=dict)
 
     def add(self, kind: str, subject: str, reason: str = "", where: str = "") -> None:
         """Record one decision; a fallback is also logged as a warning.
@@ -88,6 +89,8 @@ class GraphReport:
         """Store the graph (or source code) at this stage, if stages are recorded."""
         if self.stages is not None:
             self.stages[stage] = graph if isinstance(graph, str) else graph_text(graph)
+            if not isinstance(graph, str):
+                self.lines = {node.name: user_line(node) for node in graph.nodes}
 
     def summary(self) -> str:
         """Return how often each decision occurred, in one line."""
@@ -130,6 +133,12 @@ def _trace(name: str, encoding: str, payload: str | Callable[[], Any]) -> None:
         metadata_fn=lambda: {"name": name, "encoding": encoding},
         payload_fn=lambda: payload() if callable(payload) else payload,
     )
+
+
+def user_line(node: Any) -> str:
+    """Return the innermost line of the user's source that created `node`, as file:line text."""
+    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
+    return frames[-1] if frames else ""
 
 
 def graph_text(graph: Any) -> str:

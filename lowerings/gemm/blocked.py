@@ -29,7 +29,9 @@ class OurCall(ir.ExternKernelOut):
             call = f"/* {self.python_kernel_name} */ {self.in_cpp()}"
             if config.cpp.enable_kernel_profile:  # as Inductor records its own kernels
                 name = self.python_kernel_name
-                record = f'RAIIAtenRecordFunctionHandle record_{name}("{name}", nullptr);'
+                # The node of the graph tells calls of one kernel apart.
+                title = f"{name} [{self.origin_node}]" if self.origin_node else name
+                record = f'RAIIAtenRecordFunctionHandle record_{name}("{title}", nullptr);'
                 wrapper.writelines(["{", record, call, "}"])
             else:
                 wrapper.writeline(call)

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
     "frontend": {"optim"},
     "quantization": set(),
-    "inspection": {"backend", "capture"},
+    "inspection": {"backend", "capture", "quantization"},
     "nn": {"optim"},
     "cpu": set(),
     "launch": {"cpu"},
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "prebuild": {"aot_cache", "backend", "compiler", "optim", "passes", "templates"},
     "cli": {
         *("aot_cache", "autotune", "compiler", "cpu", "inspection", "lowerings", "passes"),
-        *("prebuild", "templates"),
+        *("prebuild", "quantization", "templates"),
     },
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from ipex_inductor.reporting.decisions import user_line as user_line
+
 ATTEND = torch.nn.functional.scaled_dot_product_attention
 ATTENTION = (ATTEND, torch.ops.aten.scaled_dot_product_attention.default)
 FUSED_STEPS: dict[Any, str] = {  # torch's fused step ops and their optimizers
@@ -14,12 +16,6 @@ FUSED_STEPS: dict[Any, str] = {  # torch's fused step ops and their optimizers
     torch._fused_adagrad_: "Adagrad",
 }
 OPTIMIZER_STEP = "optimizer-step"  # the rule's name in options and reports
-
-
-def user_line(node: torch.fx.Node) -> str:
-    """Return the innermost line of the user's source that created `node`, as file:line text."""
-    frames = [line.strip() for line in (node.stack_trace or "").splitlines() if "File " in line]
-    return frames[-1] if frames else ""
 
 
 def is_step(gm: torch.fx.GraphModule) -> bool:
