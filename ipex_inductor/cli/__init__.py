@@ -18,6 +18,7 @@ VERBS = {
     "explain": "Show what backend `ipex` does to a model, graph by graph, and why not more.",
     "launch": "Run instances of a program, each on its own cores, with allocator and logs.",
     "prebuild": "Compile a model into a bundle, for processes that compile nothing.",
+    "quantize": "Calibrate a model for INT8 within an accuracy budget; write model and report.",
 }
 
 

@@ -19,7 +19,7 @@ from ipex_inductor import __version__, compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.inspection.kernel_times import TIMED_RUNS
 from ipex_inductor.inspection.layer_kernels import LayerKernel, find_kernels
-from ipex_inductor.inspection.layer_noise import Comparison, Inputs, compare_graphs
+from ipex_inductor.inspection.layer_noise import Comparison, compare_graphs
 from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.recipe import LayerDecision
@@ -130,9 +130,7 @@ class QuantizationReport:
 
     def __str__(self) -> str:
         """Return the table as a terminal of 80 columns shows it, without colours."""
-        console = Console(
-            file=io.StringIO(), width=COLUMNS, color_system=None, force_terminal=True
-        )
+        console = Console(file=io.StringIO(), width=COLUMNS, color_system=None, force_terminal=True)
         with console.capture() as text:
             show(console, self)
         return "\n".join(line.rstrip() for line in text.get().splitlines())
@@ -257,7 +255,7 @@ def _layer_table(report: QuantizationReport, notes: Mapping[str, int]) -> Listin
         table.add_row(
             Text(_shorten(layer.name), color),
             _describe_kernel(layer, notes),
-            "\n".join(_tensor_lines(layer)),
+            "; ".join(_list_scales(layer)),
             Text(f"{'! ' * worst}{_show_decibels(layer)}", color),
             f"{100 * layer.saturated:.2f}%" if layer.inputs or layer.output else "",
             f"{layer.milliseconds:.3f}" if layer.milliseconds is not None else "-",
@@ -273,11 +271,11 @@ def _describe_kernel(layer: LayerReport, notes: Mapping[str, int]) -> str:
     """Return "int8" or "float" with the numbers of reasons, and the parts that were fused."""
     if layer.reason or layer.kernel_reason:
         return f"float [{notes[layer.reason or layer.kernel_reason]}]"
-    fused = layer.kernel.removeprefix("int8 ").replace("+", " +")
+    fused = layer.kernel.removeprefix("int8 ").removesuffix("+quantize").replace("+", " +")
     return f"int8 {fused}" if layer.kernel.startswith("int8 ") else "int8"
 
 
-def _tensor_lines(layer: LayerReport) -> Iterator[str]:
+def _list_scales(layer: LayerReport) -> Iterator[str]:
     for tensor in layer.inputs:
         yield f"in {tensor.scale:.3g}, {tensor.zero_point}"
     if layer.output is not None:

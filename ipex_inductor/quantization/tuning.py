@@ -25,6 +25,9 @@ OBSERVERS = ("histogram", "percentile", "min_max")
 ALPHAS = tuple(step / 10 for step in range(11))  # IPEX's "auto": 0 to 1 by steps of 0.1
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+# Called before each piece of work: its kind ("recipe", "sensitivity" or "floating"), its subject,
+# how many pieces of the kind are done, and how many there are.
+Step = Callable[[str, str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Tuner:
     criterion: Mapping[str, Any]
     deadline: float
     floating_types: Sequence[str] = ()
+    step: Step = lambda kind, subject, finished, count: None
     trials: list[Trial] = field(default_factory=list)
     baseline: float = 1.0
 
@@ -60,14 +64,15 @@ class Tuner:
         if self.eval_func is not None:
             self.baseline = float(self.eval_func(self.model))
         measured: list[tuple[float, str, PreparedModel]] = []
-        for size in sizes:
-            for name, mapping in recipes:
-                recipe = f"{name}, {size} samples"
-                prepared = self._prepare(mapping)
-                self._calibrate(prepared, size)
-                if self._try(prepared, recipe, ()):
-                    return prepared
-                measured.append((self.trials[-1].score, recipe, prepared))
+        rows = [(size, *recipe) for size in sizes for recipe in recipes]
+        for number, (size, name, mapping) in enumerate(rows):
+            recipe = f"{name}, {size} samples"
+            self.step("recipe", recipe, number, len(rows))
+            prepared = self._prepare(mapping)
+            self._calibrate(prepared, size)
+            if self._try(prepared, recipe, ()):
+                return prepared
+            measured.append((self.trials[-1].score, recipe, prepared))
         _, recipe, prepared = max(measured, key=lambda each: self._rank(each[0]))
         return self._leave_layers(prepared, recipe, max(sizes))
 
@@ -116,7 +121,7 @@ class Tuner:
             score = self._score(quantized)
         trial = Trial(recipe, floating, score, self._is_accurate(score))
         self.trials.append(trial)
-        vars(prepared)["trials"] = self.trials
+        vars(prepared).update(trials=self.trials, baseline=self.baseline)
         decisions.log.info("autotune: %s", trial)
         return trial.is_accurate
 
@@ -150,6 +155,7 @@ class Tuner:
         count = 1
         while count < len(layers):
             floating = tuple(layers[:count])
+            self.step("floating", ", ".join(floating), count, len(layers))
             candidate = self._without(prepared, floating, size)
             if self._try(candidate, recipe, floating):
                 return candidate
@@ -161,7 +167,8 @@ class Tuner:
         """Return the quantized layers, first the one without which the error is smallest."""
         names = [layer.name for layer in prepared.layers if layer.quantized]
         errors = {}
-        for name in names if len(names) > 1 else []:
+        for number, name in enumerate(names if len(names) > 1 else []):
+            self.step("sensitivity", name, number, len(names))
             candidate = self._without(prepared, (name,), size)
             with torch.no_grad():
                 errors[name] = self._error(convert(candidate), 1)
@@ -197,6 +204,8 @@ def autotune(
     accuracy_criterion: Mapping[str, Any] | None = None,
     tuning_time: float = 0,
     smoothquant_args: Mapping[str, Any] | None = None,
+    observers: Sequence[str] = OBSERVERS,
+    step: Step | None = None,
 ) -> nn.Module:
     """Search observers, SmoothQuant and layers in floating point until accuracy holds.
 
@@ -210,9 +219,13 @@ def autotune(
         accuracy_criterion: `{"relative": 0.01}`, or `{"absolute": ...}`; "higher_is_better".
         tuning_time: seconds after which no recipe is begun; 0 for no limit.
         smoothquant_args: `{"alpha": ...}`, a number, several, or "auto".
+        observers: the observers to try.
+        step: called before each recipe, each layer whose sensitivity is measured, and each set of
+            layers in floating point.
 
     Returns:
-        A calibrated model for `convert`; `trials` on it are what was measured.
+        A calibrated model for `convert`; `trials` on it are what was measured, `baseline` is the
+        score of the model itself.
 
     Raises:
         QuantizationError: if no recipe holds the criterion in time.
@@ -226,17 +239,21 @@ def autotune(
         time.monotonic() + tuning_time if tuning_time else float("inf"),
         list(_floating_types(op_type_dict or {})),
     )
-    prepared: nn.Module = tuner.tune(_recipes(smoothquant_args), list(sampling_sizes))
+    tuner.step = step or tuner.step
+    recipes = _recipes(smoothquant_args, observers)
+    prepared: nn.Module = tuner.tune(recipes, list(sampling_sizes))
     return prepared
 
 
-def _recipes(smoothquant_args: Mapping[str, Any] | None) -> list[tuple[str, QConfigMapping]]:
+def _recipes(
+    smoothquant_args: Mapping[str, Any] | None, observers: Sequence[str]
+) -> list[tuple[str, QConfigMapping]]:
     """Return what is tried, in its order."""
     smooth = [
         (f"SmoothQuant alpha {alpha:g}", get_smooth_quant_qconfig_mapping(alpha=alpha))
         for alpha in _alphas(smoothquant_args)
     ]
-    plain = [(name, QConfigMapping().set_global(Scheme(observer=name))) for name in OBSERVERS]
+    plain = [(name, QConfigMapping().set_global(Scheme(observer=name))) for name in observers]
     return [*smooth, *plain]
 
 

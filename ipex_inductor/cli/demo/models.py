@@ -8,7 +8,8 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -197,15 +198,7 @@ def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
     """Return the model and inputs of a user's MODULE:FUNCTION; raise `OptionError`."""
     import torch
 
-    module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        result = getattr(importlib.import_module(module), function)()
-    except Exception as error:
-        actual = f"{type(error).__name__}: {error}"
-        advice = "The current directory is importable; try the call in Python."
-        raise OptionError(f"{name} to be importable and to run", actual, advice) from error
+    result = call_user(name)
     match result:
         case (model, tuple(inputs)) if isinstance(model, torch.nn.Module):
             return model, inputs
@@ -217,3 +210,29 @@ def _from_user(name: str) -> tuple["torch.nn.Module", tuple[Any, ...]]:
         str(actual),
         "Return such a pair.",
     )
+
+
+def find_user(name: str) -> Any:
+    """Return the function MODULE:FUNCTION of a user; raise `OptionError`."""
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with _typed_errors(f"{name} to be importable"):
+        return getattr(importlib.import_module(module), function)
+
+
+def call_user(name: str) -> Any:
+    """Return the result of a user's MODULE:FUNCTION; raise `OptionError`."""
+    function = find_user(name)
+    with _typed_errors(f"{name} to run"):
+        return function()
+
+
+@contextmanager
+def _typed_errors(expected: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        actual = f"{type(error).__name__}: {error}"
+        advice = "The current directory is importable; try the call in Python."
+        raise OptionError(expected, actual, advice) from error
