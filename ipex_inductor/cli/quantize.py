@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from ipex_inductor.inspection.quantization_report import QuantizationReport
     from ipex_inductor.quantization.tuning import Step
 
-KINDS = {"recipe": "calibrate", "sensitivity": "sensitivity of", "floating": "in floating point:"}
+# Words before the subject of each kind of step.
+KINDS = {
+    "recipe": "calibrate",
+    "sensitivity": "sensitivity of",
+    "floating": "in floating point:",
+    "compare": "compare with floating point:",
+}
 ENDINGS = (".html", ".json")  # of reports
 
 
@@ -94,8 +100,13 @@ def quantize(
             step=step,
             observers=[str(name) for name in observer] if observer else OBSERVERS,
         )
-    quantized = convert(tuned)
-    layers = report_layers(quantized, items, with_kernel_times=report is not None)
+        quantized = convert(tuned)
+        layers = report_layers(
+            quantized,
+            items,
+            with_kernel_times=report is not None,
+            step=lambda batches: step("compare", f"batch {batches}", batches - 1, batches),
+        )
     if output is not None:
         save(quantized, output)
     if report is not None:
@@ -178,10 +189,10 @@ def _progress() -> "Iterator[Step]":
 
 
 def _print_step(kind: str, subject: str, finished: int, count: int) -> None:
-    """Print a line on stderr; one for the sensitivity of all layers."""
+    """Print a line on stderr; one for the sensitivity of all layers, none for each batch."""
     if kind == "sensitivity":
         subject = f"{count} layers" if not finished else ""
-    if subject:
+    if subject and kind != "compare":
         typer.echo(f"{KINDS[kind]} {subject}", err=True)
 
 

@@ -44,6 +44,18 @@ def test_kernels_of_a_graph_are_counted_whole_and_the_rest_is_one_row():
     )
 
 
+def test_kernels_of_this_package_are_timed_by_node_or_together(monkeypatch):
+    graph = Event("## Call CompiledFxGraph None ##", 97.0)
+    names = [f"ipex_int8 [int8_conv_{n}]" for n in "ab"] * TIMED_RUNS
+    events = [Event(name, 6.0, graph) for name in names]
+    assert kernel_times._kernel_times(events) == (KernelTime("ipex_int8", 2.0, 12.0),)
+    monkeypatch.setattr(kernel_times, "_profile", lambda call: events)
+    assert kernel_times.time_nodes(lambda: None) == {
+        "int8_conv_a": KernelTime("ipex_int8", 1.0, 6.0),
+        "int8_conv_b": KernelTime("ipex_int8", 1.0, 6.0),
+    }
+
+
 def test_kernels_of_a_gpu_alone_are_counted_if_there_are_any():
     events = [
         Event("aten::mm", 50.0, self_cpu_time_total=50.0),
