@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,22 @@ KINDS = {
     "compare": "compare with floating point:",
 }
 ENDINGS = (".html", ".json")  # of reports
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Calibration data as pairs of inputs and no label; `count` is the model's number of inputs."""
+
+    items: Iterable[Any]
+    count: int
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield keyword arguments, or positional ones beside None."""
+        from ipex_inductor.quantization.tuning import read_inputs
+
+        for item in self.items:
+            args, kwargs = read_inputs(item, self.count)
+            yield kwargs or (args, None)
 
 
 class ObserverName(StrEnum):
@@ -81,8 +98,8 @@ def quantize(
     FUNCTION returns (model, tuple of example inputs); the current directory is importable.
     """
     _check_files(output, report)
-    module, _ = load_model(model, None, batch, Device.CPU)
-    items = _load_data(data)
+    module, inputs = load_model(model, None, batch, Device.CPU)
+    items = Batches(_load_data(data), len(inputs))
     score = None if accuracy is None else _numeric(accuracy, find_user(accuracy))
 
     from ipex_inductor.inspection.quantization_report import report_layers

@@ -177,11 +177,11 @@ def _compare_batch(
             name = node.meta[LAYER].name
             saturation = result.saturation.setdefault(name, Saturation())
             saturation.add(tensor, scale, zero_point, low, high)
-        if node in last and isinstance(value, Tensor):
+        if node in last:
             name = last[node]
             while name not in waiting:
                 waiting.update([next(values)])
-            result.noise.setdefault(name, Noise()).add(waiting.pop(name), value)
+            result.noise.setdefault(name, Noise()).add(waiting.pop(name), _first_tensor(value))
 
 
 def _named_values(
@@ -189,8 +189,14 @@ def _named_values(
 ) -> Iterator[tuple[str, Tensor]]:
     last = _last_nodes(module.graph, wanted)
     for node, _, value in _run_nodes(module, inputs):
-        if node in last and isinstance(value, Tensor):
-            yield last[node], value
+        if node in last:
+            yield last[node], _first_tensor(value)
+
+
+def _first_tensor(value: Any) -> Tensor:
+    """Return the output of a layer; embedding bags return more than that."""
+    tensor: Tensor = value[0] if isinstance(value, (tuple, list)) else value
+    return tensor
 
 
 def _last_nodes(graph: Any, wanted: set[str]) -> dict[Node, str]:

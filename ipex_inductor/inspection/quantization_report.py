@@ -177,7 +177,8 @@ def report_layers(
     order = _execution_order(model)
     rows = [_report_layer(layer, model, comparison, kernels) for layer in model.layers]
     rows.sort(key=lambda row: order.get(row.name, len(order)))
-    title = f"Quantized layers, compared on {comparison.batches} batches"
+    plural = "es" * (comparison.batches > 1)
+    title = f"Quantized layers, compared on {comparison.batches} batch{plural}"
     return QuantizationReport(title, comparison.batches, tuple(rows))
 
 
@@ -277,9 +278,9 @@ def _describe_kernel(layer: LayerReport, notes: Mapping[str, int]) -> str:
 
 def _list_scales(layer: LayerReport) -> Iterator[str]:
     for tensor in layer.inputs:
-        yield f"in {tensor.scale:.3g}, {tensor.zero_point}"
+        yield f"in:{tensor.scale:.3g},{tensor.zero_point}"
     if layer.output is not None:
-        yield f"out {layer.output.scale:.3g}, {layer.output.zero_point}"
+        yield f"out:{layer.output.scale:.3g},{layer.output.zero_point}"
 
 
 def _summary(report: QuantizationReport, notes: Mapping[str, int]) -> Iterator[Text]:

@@ -298,9 +298,10 @@ def _floating_types(op_type_dict: Mapping[str, Any]) -> Iterator[str]:
 def read_inputs(item: Any, count: int = 1) -> Inputs:
     """Return positional and keyword arguments of an item of a data loader.
 
-    A pair is inputs and labels, unless the model has `count` = 2 inputs.
+    A pair is inputs and labels, unless it is two tensors and the model has `count` = 2 inputs.
     """
-    if isinstance(item, (tuple, list)) and len(item) == 2 and count != 2:
+    is_pair = isinstance(item, (tuple, list)) and len(item) == 2
+    if is_pair and (count != 2 or not isinstance(item[0], Tensor)):
         item = item[0]
     if isinstance(item, Mapping):
         return (), dict(item)

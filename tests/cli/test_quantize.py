@@ -40,6 +40,26 @@ MODULE = """
     def tensor():
         return data()[0][0]
 
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, a, b):
+            return self.linear(a) + b
+
+    def pair():
+        return Pair(), (torch.randn(2, 4), torch.randn(2, 4))
+
+    def two():
+        return [(torch.randn(2, 4), torch.randn(2, 4)) for _ in range(3)]
+
+    def two_with_labels():
+        return [(inputs, torch.zeros(2)) for inputs in two()]
+
+    def named():
+        return [{"a": a, "b": b} for a, b in two()]
+
     def agreement(model):
         exact, inputs = Fragile().eval(), torch.cat([x for x, _ in data()])
         assert not torch.is_grad_enabled()
@@ -116,6 +136,14 @@ def test_data_may_be_a_generator_or_a_tensor(nets, data):
     done = run(nets, "--budget-accuracy", "5", "--json", data=data)
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["batches"] == (3 if data == "generator" else 1)
+
+
+@pytest.mark.parametrize("data", ["two", "two_with_labels", "named"])
+def test_a_model_of_two_inputs(nets, data):
+    args = ("--data", f"{nets}:{data}", "--budget-accuracy", "5", "--json")
+    done = CliRunner().invoke(app, ["quantize", f"{nets}:pair", *args])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["batches"] == 3
 
 
 def test_model_and_report_are_written_whole(nets, tmp_path):

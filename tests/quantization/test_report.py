@@ -161,9 +161,21 @@ def test_items_are_inputs_pairs_with_labels_or_all_inputs_of_a_model():
     for data in ([x], [(x, torch.zeros(2))], iter([(x,)]), [{"x": x}]):
         assert report(quantized, data) == alone
     pair = (torch.randn(4, 8), torch.randn(8, 4))
-    (layer,) = report(quantize(Two(), [pair]), [pair]).layers
-    assert len(layer.inputs) == 2
-    assert layer.signal_to_noise > 20
+    quantized = quantize(Two(), [pair])
+    for data in ([pair], [(pair, torch.zeros(4))]):
+        (layer,) = report(quantized, data).layers
+        assert len(layer.inputs) == 2
+        assert layer.signal_to_noise > 20
+
+
+def test_embedding_bags_have_noise_of_their_weight():
+    model, data = (
+        nn.Sequential(nn.EmbeddingBag(50, 16), nn.Linear(16, 4)),
+        [torch.arange(20).view(4, 5)],
+    )
+    bag, linear = report(quantize(model, data), data).layers
+    assert bag.operator == "embedding_bag"
+    assert math.inf > bag.signal_to_noise > linear.signal_to_noise
 
 
 def test_activations_are_dropped_behind_their_last_reader(monkeypatch):
