@@ -37,16 +37,18 @@ class Case:
     scalars: tuple[float, ...] = ()
     bias: float = 0.0  # added to each element of the bias
     spread: float = 2.5  # about the standard deviation of results
+    by_row: bool = False  # rows of x have scales of their own, and no zero point
 
     @property
     def groups(self) -> int:
         return self.window[3] if self.window else 1
 
     def __str__(self) -> str:
+        rows = ["by_row"] * self.by_row
         names = [str(d).removeprefix("torch.") for d in (self.x_dtype, self.dtype, self.other) if d]
         words = [w for w in (self.binary, self.unary) if w != "none"]
         sizes = ["x".join(map(str, self.x)), "x".join(map(str, self.weight))]
-        return "-".join([*sizes, *map(str, self.window), *names, *words]).replace(" ", "")
+        return "-".join([*sizes, *map(str, self.window), *names, *words, *rows]).replace(" ", "")
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Operands:
     result_scale: float
     x_scale: float = X_SCALE
     other: Tensor | None = None
+    row_scales: Tensor | None = None
     weight: Tensor = field(init=False)
     factors: Tensor = field(init=False)
     scales: Tensor = field(init=False)
@@ -75,7 +78,11 @@ class Operands:
         self.weight = ipex.int8_weight(self.plain, case.groups)
         shift = SHIFT if case.x_dtype == S8 else 0
         own = torch.tensor(self.x_scale), self.x_zero_point, self.plain, self.weight_scale, self.bias
-        self.factors = ipex.int8_factors(*own, shift, case.groups)
+        self.factors = (
+            ipex.int8_row_factors(*own[2:])
+            if case.by_row
+            else ipex.int8_factors(*own, shift, case.groups)
+        )
         others = torch.tensor(OTHER_SCALE), torch.tensor(OTHER_ZERO_POINT)
         result = torch.tensor(self.result_scale), torch.tensor(RESULT_ZERO_POINTS.get(case.dtype, 0))
         bounds = BOUNDS.get(case.dtype, (0, 0))
@@ -93,7 +100,7 @@ class Operands:
         words = case.binary, case.unary, list(case.scalars), dtype or case.dtype
         tensors = self.x, self.weight, self.factors, self.scales, self.other
         if not case.window:
-            return ipex.int8_linear(*tensors, *words)
+            return ipex.int8_linear(*tensors, self.row_scales, *words)
         window = [list(w) if isinstance(w, tuple) else w for w in self.window]
         return ipex.int8_conv(*tensors, *window, *words)
 
@@ -104,10 +111,12 @@ class Operands:
     def by_kernel(self, out: Tensor) -> Tensor:
         """Return `out`, written by the kernel."""
         case = self.case
-        others = [] if self.other is None else [self.other]
+        given = self.other, self.row_scales
+        others = [tensor for tensor in given if tensor is not None]
         numbers = int8.BINARY.index(case.binary), int8.UNARY.index(case.unary)
         tensors = self.x, self.weight, self.factors, self.scales, *others
-        int8.call(*tensors, self.window, *numbers, case.scalars, out=out)
+        are_given = [tensor is not None for tensor in given]
+        int8.call(*tensors, *are_given, self.window, *numbers, case.scalars, out=out)
         return out
 
 
@@ -136,9 +145,11 @@ def make_operands(case: Case, seed: int = 0) -> Operands:
         plain=random_integers(case.weight, S8),
         weight_scale=(0.5 + torch.rand(case.weight[0])) * unit,
         bias=torch.randn(case.weight[0]) + case.bias,
-        x_zero_point=torch.tensor(ZERO_POINTS[case.x_dtype]),
+        x_zero_point=torch.tensor(0 if case.by_row else ZERO_POINTS[case.x_dtype]),
         result_scale=0.03,
     )
+    if case.by_row:
+        operands.row_scales = X_SCALE * (0.1 + torch.rand(*case.x[:-1], 1))
     if case.other:
         operands.other = images(_addend(_result_shape(operands), case.other))
     return operands

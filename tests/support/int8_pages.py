@@ -41,7 +41,7 @@ def run(at_end: bool) -> int:
         operands = make_operands(case)
         like = operands.in_kernels_layout(operands.by_reference())
         expected = operands.by_kernel(torch.zeros_like(like))
-        for name in ("x", "weight", "factors", "scales", "other"):
+        for name in ("x", "weight", "factors", "scales", "other", "row_scales"):
             value = getattr(operands, name)
             if value is not None:
                 setattr(operands, name, move_to_edge(value, at_end))

@@ -104,7 +104,17 @@ EPILOGUES = [
     for dtype in (U8, S8, F32, BF16)
     for other in (False, True)
 ]
-CASES = [*CONVOLUTIONS, *LINEARS, *ADDENDS]
+BY_ROW = [
+    Case(shape, (n, shape[-1]), (), S8, dtype, other, binary, unary, by_row=True)
+    for shape, n in (((1, 64), 33), ((5, 7, 50), 70), ((100, 128), 48))
+    for dtype, other, binary, unary in (
+        (F32, None, "none", "none"),
+        (BF16, BF16, "add", "none"),
+        (F32, F32, "mul", "silu"),
+        (U8, None, "none", "gelu"),
+    )
+]
+CASES = [*CONVOLUTIONS, *LINEARS, *ADDENDS, *BY_ROW]
 # Shapes of x, and window, stride, padding, dilation, ceil mode.
 POOLS = [
     ((2, 64, 9, 8), ((3, 3), (2, 2), (1, 1), (1, 1), False)),

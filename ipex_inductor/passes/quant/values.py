@@ -113,6 +113,8 @@ class Reader:
             pool: Any = node.args[0]
             is_read = pool.target is POOL and pool.args[0].meta["val"].dim() == 4
             value = self.read(pool.args[0]) if is_read else None
+            if value is not None and value.by_row:
+                return None
             op = torch.ops.ipex.int8_max_pool.default
             args = pool.args[1:]
         else:

@@ -43,6 +43,7 @@ WEIGHTS = [
     ((12, 5, 2, 3, 1), 1),
     ((32, 1, 3, 3), 32),
     ((64, 1, 5, 3), 32),
+    ((32, 1, 1, 1), 32),  # arranged as it lies
     ((6, 1, 3, 3), 1),  # one channel, but one group
 ]
 
@@ -91,13 +92,16 @@ CASES = [
     Case((30,), (7, 30), dtype=BF16),
     Case((5, 30), (7, 30), other=S8, binary="sub", unary="leaky_relu", scalars=(0.1,)),
     Case((5, 30), (7, 30), unary="hardtanh", scalars=(-1.0, 2.0)),
+    Case((2, 5, 30), (7, 30), (), S8, F32, F32, "add", "gelu", by_row=True),
+    Case((5, 30), (7, 30), (), S8, U8, by_row=True),
 ]
 
 
 def compute_plainly(operands: Operands) -> Tensor:
     """Return the result in fp64 by torch's own functions on dequantized values, not quantized."""
     case = operands.case
-    x = (operands.x.double() - operands.x_zero_point) * X_SCALE
+    x_scale = X_SCALE if operands.row_scales is None else operands.row_scales.double()
+    x = (operands.x.double() - operands.x_zero_point) * x_scale
     scale = operands.weight_scale.double().view(-1, *[1] * (len(case.weight) - 1))
     weight, bias = operands.plain.double() * scale, operands.bias.double()
     if case.window:
@@ -142,7 +146,7 @@ def test_fakes_have_sizes_dtypes_and_strides_of_results(case: Case, is_last: boo
         operands.x = operands.x.contiguous()
     result = operands.by_reference()
     with torch._subclasses.FakeTensorMode() as mode:
-        for name in ("x", "weight", "factors", "scales", "other"):
+        for name in ("x", "weight", "factors", "scales", "other", "row_scales"):
             value = getattr(operands, name)
             setattr(operands, name, None if value is None else mode.from_tensor(value))
         fake = operands.by_reference()
@@ -226,3 +230,33 @@ def test_scales_of_affine_and_symmetric_results() -> None:
     one_element = ipex.int8_scales(*(number([n]) for n in (7, 0.5, 3, 0.25, 100)), 0, 255)
     assert torch.equal(one_element, affine)
     assert affine.shape == (SCALES,)
+
+
+@pytest.mark.parametrize("dtype", [U8, S8, F32, BF16])
+@pytest.mark.parametrize("a_dtype", [U8, S8])
+@pytest.mark.parametrize("b_dtype", [U8, S8])
+def test_products_of_two_activations(
+    a_dtype: torch.dtype, b_dtype: torch.dtype, dtype: torch.dtype
+) -> None:
+    a, b = random_integers((3, 5, 30), a_dtype), random_integers((3, 30, 7), b_dtype)
+    number = torch.tensor
+    bounds = BOUNDS.get(dtype, (0, 0))
+    words = number(0.02), number(7), number(0.003), number(-3), number(0.05), number(20)
+    scales = ipex.int8_bmm_scales(*words, *bounds)
+    result = ipex.int8_bmm(a, b, scales, 0.125, dtype)
+    exact = ((a.double() - 7) * 0.02) @ ((b.double() + 3) * 0.003) * 0.125
+    if dtype in BOUNDS:
+        exact = ((exact / 0.05).round() + 20).clamp(*bounds)
+    # A tie is a step apart; bf16 is rounded once, the product of three scales in fp32.
+    atol = 1.0 if dtype in BOUNDS else 1e-6
+    torch.testing.assert_close(result.double(), exact, rtol=2**-8 * (dtype == BF16) + 1e-6, atol=atol)
+    with torch._subclasses.FakeTensorMode() as mode:
+        fake = ipex.int8_bmm(*map(mode.from_tensor, (a, b, scales)), 0.125, dtype)
+    assert (fake.shape, fake.dtype, fake.stride()) == (result.shape, dtype, result.stride())
+
+
+def test_row_factors_keep_the_bias_apart() -> None:
+    weight, bias = torch.tensor([[1, -2, 3]], dtype=S8), torch.tensor([0.5])
+    factors = ipex.int8_row_factors(weight, torch.tensor([2.0]), bias)
+    assert factors.tolist() == [[2], [-2 * 2 * 128], [0.5]]
+    assert ipex.int8_row_factors(weight, torch.tensor(2.0), None)[2].item() == 0

@@ -1,6 +1,8 @@
 """Kernels on 8-bit integers beside the reference of their ops, built for each instruction set."""
 
+import itertools
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -145,6 +147,64 @@ def test_max_pools(build: str, dtype: torch.dtype) -> None:
         assert torch.equal(out, expected)
         assert (room[:64] == 0xA5).all()
         assert (room[64 + out.numel() :] == 0xA5).all()
+
+
+MATRICES = ((1, 1, 1, 1), (3, 5, 30, 7), (2, 33, 64, 40), (2, 100, 66, 17), (1, 200, 128, 64))
+
+
+@pytest.mark.parametrize("dtype", [U8, S8, F32, BF16])
+def test_products_of_two_activations(build: str, dtype: torch.dtype) -> None:
+    """Each pair of types, the largest integers among them."""
+    bounds = {U8: (0, 255), S8: (-128, 127)}.get(dtype, (0, 0))
+    number = torch.tensor
+    for (batch, rows, depth, columns), a_dtype, b_dtype in itertools.product(
+        MATRICES, (U8, S8), (U8, S8)
+    ):
+        a = random_integers((batch, rows, depth), a_dtype)
+        b = random_integers((batch, depth, columns), b_dtype)
+        words = number(0.02), number(7), number(0.02), number(-3), number(0.05), number(20)
+        scales = torch.ops.ipex.int8_bmm_scales(*words, *bounds)
+        factor = 1 / (4 * depth**0.5)
+        expected = torch.ops.ipex.int8_bmm(a, b, scales, factor, dtype)
+        out, room = poisoned(expected)
+        int8.multiply(a, b, scales, factor, out=out)
+        # One step at ties; one rounding of bf16 to a neighbor; fp32 as in `check`.
+        rtol, atol = {F32: (2e-5, 2e-5), BF16: (2**-7, 2e-5)}.get(dtype, (0, 1))
+        torch.testing.assert_close(out, expected, rtol=rtol, atol=atol)
+        assert (out != expected).float().mean() < 0.01 or dtype == F32
+        assert (room[:64] == 0xA5).all()
+        assert (room[64 + out.nbytes :] == 0xA5).all()
+
+
+def test_random_problems(build: str) -> None:
+    """Convolutions and linear layers drawn by number: sizes, windows, groups, types, epilogues."""
+    for seed in range(150):
+        check(make_operands(draw_case(random.Random(seed)), seed))
+
+
+def draw_case(rng: random.Random) -> Case:
+    """Return a small problem; the window fits into the padded activation."""
+    unary = rng.choice(["none", "none", "relu", "silu", "gelu", "hardswish", "tanh", "sigmoid"])
+    x_dtype, dtype = rng.choice([U8, S8]), rng.choice([U8, S8, F32, BF16])
+    other = rng.choice([None, None, U8, S8, F32, BF16])
+    binary = "none" if other is None else rng.choice(["add", "add", "add", "mul", "sub"])
+    words = x_dtype, dtype, other, binary, unary
+    if rng.random() < 0.3:
+        depth, outs = rng.choice([1, 3, 16, 50, 64, 130]), rng.randrange(1, 80)
+        return Case((rng.randrange(1, 40), depth), (outs, depth), (), *words)
+    dims = rng.choice([2, 2, 2, 3])
+    groups = rng.choice([1, 1, 1, 2, 4])
+    channels = rng.choice([1, 1, 3, 8, 16, 20])
+    outs = rng.choice([1, 2, 5, 17])
+    window, stride, padding, dilation = (
+        tuple(rng.choice(options) for _ in range(dims))
+        for options in ([1, 1, 2, 3], [1, 1, 2, 3], [0, 0, 1, 2], [1, 1, 2])
+    )
+    least = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, window, padding, strict=True)]
+    size = [max(n, 1) + rng.randrange(8 - dims) for n in least]
+    x = (rng.choice([1, 1, 2]), channels * groups, *size)
+    weight = (outs * groups, channels, *window)
+    return Case(x, weight, (stride, padding, dilation, groups), *words)
 
 
 def test_a_depthwise_sum_of_many_taps_is_exact(build: str) -> None:
