@@ -12,7 +12,9 @@ from ipex_inductor.quantization import Scheme
 from ipex_inductor.quantization.qconfigs import is_dynamic, read_mapping, read_qconfig
 from ipex_inductor.quantization.scheme import Layer
 
-WEIGHT = ao.PerChannelMinMaxObserver.with_args(dtype=torch.qint8, qscheme=torch.per_channel_symmetric)
+WEIGHT = ao.PerChannelMinMaxObserver.with_args(
+    dtype=torch.qint8, qscheme=torch.per_channel_symmetric
+)
 
 
 def qconfig(activation, weight=WEIGHT):

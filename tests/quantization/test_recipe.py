@@ -75,7 +75,9 @@ def test_resnet():
 
 def test_the_residual_is_read_as_int8():
     quantized = quantize(ResNet().eval(), (torch.randn(1, 3, 32, 32),))
-    first, second = [n for n in quantized.graph.nodes if is_operator(n, "add") and n.meta.get("layer")]
+    first, second = [
+        n for n in quantized.graph.nodes if is_operator(n, "add") and n.meta.get("layer")
+    ]
     assert is_operator(first.args[0], "conv2d")
     assert is_operator(first.args[1], "max_pool2d")  # of the quantized stem
     assert is_dequantized(first.args[1].args[0])
@@ -313,9 +315,7 @@ def test_layers_that_are_switched_off_stay_float(mapping):
 
 def test_the_longest_path_decides():
     names = (("layer1", None), ("layer1.conv2", Scheme()))
-    prepared = prepare_graph(
-        ResNet(), SchemeMapping(Scheme(), names), (torch.randn(1, 3, 32, 32),)
-    )
+    prepared = prepare_graph(ResNet(), SchemeMapping(Scheme(), names), (torch.randn(1, 3, 32, 32),))
     off = [d.name for d in prepared.layers if not d.quantized]
     assert off == ["layer1.conv1:conv2d:0"]
 

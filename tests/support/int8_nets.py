@@ -66,6 +66,17 @@ class Linear(nn.Linear):
         return F.linear(x, dequantized_weight(self.weight), self.bias)
 
 
+class Net(nn.Module):
+    """A function of modules, and of inputs."""
+
+    def __init__(self, function: Callable[..., Any], *layers: nn.Module) -> None:
+        super().__init__()
+        self.function, self.layers = function, nn.ModuleList(layers)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*self.layers, *inputs)
+
+
 @dataclass(frozen=True)
 class Pattern:
     """A row of the table: the layer, what follows it, and the subjects that the pass reports.

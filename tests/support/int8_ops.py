@@ -77,14 +77,23 @@ class Operands:
         case = self.case
         self.weight = ipex.int8_weight(self.plain, case.groups)
         shift = SHIFT if case.x_dtype == S8 else 0
-        own = torch.tensor(self.x_scale), self.x_zero_point, self.plain, self.weight_scale, self.bias
+        own = (
+            torch.tensor(self.x_scale),
+            self.x_zero_point,
+            self.plain,
+            self.weight_scale,
+            self.bias,
+        )
         self.factors = (
             ipex.int8_row_factors(*own[2:])
             if case.by_row
             else ipex.int8_factors(*own, shift, case.groups)
         )
         others = torch.tensor(OTHER_SCALE), torch.tensor(OTHER_ZERO_POINT)
-        result = torch.tensor(self.result_scale), torch.tensor(RESULT_ZERO_POINTS.get(case.dtype, 0))
+        result = (
+            torch.tensor(self.result_scale),
+            torch.tensor(RESULT_ZERO_POINTS.get(case.dtype, 0)),
+        )
         bounds = BOUNDS.get(case.dtype, (0, 0))
         self.scales = ipex.int8_scales(self.x_zero_point, *others, *result, *bounds)
 

@@ -249,7 +249,9 @@ def test_products_of_two_activations(
         exact = ((exact / 0.05).round() + 20).clamp(*bounds)
     # A tie is a step apart; bf16 is rounded once, the product of three scales in fp32.
     atol = 1.0 if dtype in BOUNDS else 1e-6
-    torch.testing.assert_close(result.double(), exact, rtol=2**-8 * (dtype == BF16) + 1e-6, atol=atol)
+    torch.testing.assert_close(
+        result.double(), exact, rtol=2**-8 * (dtype == BF16) + 1e-6, atol=atol
+    )
     with torch._subclasses.FakeTensorMode() as mode:
         fake = ipex.int8_bmm(*map(mode.from_tensor, (a, b, scales)), 0.125, dtype)
     assert (fake.shape, fake.dtype, fake.stride()) == (result.shape, dtype, result.stride())

@@ -41,7 +41,7 @@ BUILDS = {
 }
 
 
-QUICK = ("this CPU", "AVX-512", "AVX2")  # each build takes five seconds and more
+QUICK = ("this CPU", "AVX2")  # each build takes five seconds and more
 PARAMS = [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in BUILDS]
 
 
@@ -243,12 +243,11 @@ def test_several_threads_give_the_bits_of_one(build: str) -> None:
         assert all(torch.equal(result, results[0]) for result in results), case
 
 
-@pytest.mark.parametrize("edge", ["first", "last"])
-def test_no_byte_beside_a_tensor_is_touched(edge: str) -> None:
+def test_no_byte_beside_a_tensor_is_touched() -> None:
     """Tensors lie beside pages without access, in a process that would die of one byte too many."""
-    command = [sys.executable, "-m", "support.int8_pages", edge]
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "support.int8_pages"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(CASES) + len(POOLS)
+    assert int(done.stdout) == 2 * (len(CASES) + len(POOLS))
