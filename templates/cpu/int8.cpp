@@ -718,13 +718,16 @@ void multiply_matrices(const MatrixProduct& m) {
   }
 }
 
-// One channel a group: vectors of channels, tap by tap, in floats, which hold these sums exactly.
+// One channel a group: vectors of channels, tap by tap, in floats, which hold the sums of some rows of
+// a kernel exactly.
 template <typename Other, typename Result>
 void convolve_depthwise(const Call& c) {
   const Geometry g = c.g;
   const int64_t lines = g.batch * g.out[0] * g.out[1], outs = g.out_channels, many = g.group_outs();
   const Vector zero = all(c.scales->x_zero_point);
   const bool is_signed = c.x_number == INT8;
+  constexpr int64_t EXACT = 128;  // taps, whose sum is less than 2^22: `rounded` is exact up to that
+  const bool is_long = g.taps() > EXACT;
   const Finish finish = c.is_plain() ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
   const uint8_t* x = c.x;
   const int8_t* weight = c.weight;
@@ -743,6 +746,7 @@ void convolve_depthwise(const Call& c) {
       for (int64_t o = 0; o < outs; o += WIDE) {
         const int64_t count = std::min(WIDE, outs - o);
         Vector sum{};
+        Ints total{};
         for (int64_t a = 0; a < g.window[0]; ++a)
           for (int64_t b = 0; b < g.window[1]; ++b) {
             const int64_t d = od * g.stride[0] - g.padding[0] + a * g.dilation[0];
@@ -762,9 +766,10 @@ void convolve_depthwise(const Call& c) {
                   values[i] = numbers(at + (o + std::min(i, count - 1)) / many, 1)[0];
               sum = fused(values - zero, read(taps + e * outs, count), sum);
             }
+            if (is_long) total += rounded(sum), sum = Vector{};
           }
-        const Ints integers = rounded(sum);
-        std::memcpy(sums.data() + o, &integers, sizeof integers);
+        total += rounded(sum);
+        std::memcpy(sums.data() + o, &total, sizeof total);
       }
       finish(c, sums.data(), 0, line * g.out[2] + ow, 1, 0, outs);
     }

@@ -50,7 +50,7 @@ def int8_weight(weight: Tensor, groups: int) -> Tensor:
     """
     taps_last = weight.flatten(2) if weight.dim() > 2 else weight.unsqueeze(2)
     if is_depthwise(weight.shape, groups):
-        return taps_last[:, 0].t().flatten()
+        return taps_last[:, 0].t().clone(memory_format=torch.contiguous_format).flatten()
     outs, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
     rows = taps_last.transpose(1, 2).reshape(groups, outs, depth)
     padded = F.pad(rows, (0, -depth % UNIT, 0, -outs % PANEL))

@@ -111,7 +111,10 @@ class Reader:
             args = node.args[1:]
         elif node.target is operator.getitem and node.args[1] == 0:
             pool: Any = node.args[0]
-            value = self.read(pool.args[0]) if pool.target is POOL else None
+            is_read = pool.target is POOL and pool.args[0].meta["val"].dim() == 4
+            value = self.read(pool.args[0]) if is_read else None
+            if value is not None and value.by_row:
+                return None
             op = torch.ops.ipex.int8_max_pool.default
             args = pool.args[1:]
         else:
