@@ -173,12 +173,13 @@ def conv_numbers(
         out: shape of the result [B, O, *size'].
         window: size of the kernel.
         stride: of each dimension.
-        padding: of each dimension.
+        padding: of each dimension; or of each dimension's begin, then of each one's end, which the
+            result's shape tells.
         dilation: of each dimension.
         groups: number of groups.
     """
     rows = [_wide(x[2:], 1), _wide(out[2:], 1), _wide(window, 1)]
-    rows += [_wide(stride, 1), _wide(padding, 0), _wide(dilation, 1)]
+    rows += [_wide(stride, 1), _wide(padding[: len(window)], 0), _wide(dilation, 1)]
     size, *rest = rows
     return [*x[:2], *size, out[1], *(n for row in rest for n in row), groups]
 

@@ -259,7 +259,7 @@ def int8_conv(
         other: as the result, in fp32, bf16, uint8 or int8.
         window: size of the kernel.
         stride: of each dimension.
-        padding: of each dimension.
+        padding: of each dimension; or of each dimension's begin, then of each one's end.
         dilation: of each dimension.
         groups: number of groups.
         binary: name in `ops/common/epilogue.py`.
@@ -273,8 +273,8 @@ def int8_conv(
     outs = factors.shape[1]
     plain = plain_weight(weight, [outs, x.shape[1] // groups, *window], groups)
     convolve = F.conv2d if x.dim() == 4 else F.conv3d
-    values = x.double() - scales[0]
-    sums = convolve(values, plain.double(), None, stride, padding, dilation, groups)
+    values = F.pad(x.double() - scales[0], pad_sizes(padding, len(stride)))
+    sums = convolve(values, plain.double(), None, stride, 0, dilation, groups)
     total = plain.flatten(1).sum(1, dtype=torch.int64)
     result = _finish(sums, x, total, factors, scales, other, 1, groups, (binary, unary, scalars))
     return _like(x, _quantize(result, scales, dtype))
@@ -283,9 +283,11 @@ def int8_conv(
 @fake(int8_conv)
 def _(call: Arguments) -> object:
     sizes = [call.x.shape[0], call.factors.shape[1]]
-    axes = zip(call.x.shape[2:], call.window, call.stride, call.padding, call.dilation, strict=True)
+    begins, ends = split_padding(call.padding, len(call.stride))
+    both = [begin + end for begin, end in zip(begins, ends, strict=True)]
+    axes = zip(call.x.shape[2:], call.window, call.stride, both, call.dilation, strict=True)
     for size, taps, stride, padding, dilation in axes:
-        sizes.append((size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1)
+        sizes.append((size + padding - dilation * (taps - 1) - 1) // stride + 1)
     return _like(call.x, call.x.new_empty(sizes, dtype=call.dtype))
 
 
@@ -389,6 +391,17 @@ def _(call: Arguments) -> object:
     words = call.window, call.stride, call.padding, call.dilation, call.ceil_mode
     pooled = F.max_pool2d(call.x.new_empty(call.x.shape, dtype=torch.float32), *words)
     return _like(call.x, call.x.new_empty(pooled.shape))
+
+
+def split_padding(padding: Sequence[int], dims: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the padding at the begin and at the end of each dimension."""
+    return padding[:dims], padding[-dims:]
+
+
+def pad_sizes(padding: Sequence[int], dims: int) -> list[int]:
+    """Return the padding as `torch.nn.functional.pad` takes it: the last dimension first."""
+    pairs = zip(*split_padding(padding, dims), strict=True)
+    return [size for pair in reversed([*pairs]) for size in pair]
 
 
 def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:

@@ -6,7 +6,7 @@ node behind it is part of the call.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -90,6 +90,8 @@ def quantize_products(
             count += _quantize_bmm(graph, reader, node, report, why_not)
             continue
         product = READERS[node.target](node) if node.target in READERS else None
+        if product is not None and product.window is not None:
+            product = _with_padding(product)
         x = reader.read(product.x) if product else None
         weight = read_weight(product.weight) if product else None
         if product is None or x is None or weight is None:
@@ -107,6 +109,29 @@ def quantize_products(
         report.add("fired", f"int8 {product.name}{ends}", where=user_line(node))
     graph.eliminate_dead_code()
     return count
+
+
+def _with_padding(product: Product) -> Product:
+    """Return a convolution that pads by itself, where zeros are padded before it.
+
+    The kernel pads with the zero point, which stands for zero.
+    """
+    pad: Any = product.x
+    if not isinstance(pad, Node) or pad.target is not aten.constant_pad_nd.default:
+        return product
+    stride, padding, dilation, groups = product.window or ()
+    arguments: Any = pad.args
+    source, sizes, *value = arguments
+    dims = len(stride)
+    if find_symbols(sizes=sizes, padding=padding) or (value and value[0] != 0):
+        return product
+    if len(sizes) > 2 * dims or min(sizes) < 0 or len(padding) != dims:
+        return product
+    ends = [*sizes, *[0] * (2 * dims - len(sizes))]
+    pairs = [*zip(ends[::2], ends[1::2], strict=True)][::-1]
+    both = [*zip(*pairs, strict=True)]
+    wider = [own + more for side in both for own, more in zip(padding, side, strict=True)]
+    return replace(product, x=source, window=(stride, wider, dilation, groups))
 
 
 def _insert_call(
