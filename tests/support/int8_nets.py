@@ -129,7 +129,7 @@ def subject_of(pattern: Pattern, quantized: bool, bf16: bool) -> str:
     name = pattern.name.removesuffix(" of int8").partition(" ")[0]
     name = {"conv depthwise": "conv+hardtanh"}.get(pattern.name, name)
     if bf16 and pattern.addend == "int8":
-        # The product is bf16 and the dequantized addend fp32: their sum is no epilogue of the rules.
+        # The product is bf16 and the dequantized addend fp32: rules do not fuse their sum.
         return "int8 conv"
     return f"int8 {name}" + "+quantize" * quantized
 

@@ -1,6 +1,6 @@
 """A process whose int8 kernels read and write tensors at the ends of pages.
 
-`python -m support.int8_pages` puts them first behind a page that is not to be read, then before one.
+`python -m support.int8_pages` puts them behind a page without access, then before one.
 It dies of a kernel that touches a byte too much.
 """
 

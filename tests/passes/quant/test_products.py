@@ -204,14 +204,14 @@ class SmallNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second, self.last = _conv(3), _conv(8), Linear(8, 24)
+        self.first, self.second, self.last = _conv(3), _conv(8), Linear(384, 24)
         self.inputs = nn.ModuleList(Quantize(0.02, zero_point) for zero_point in (115, 0, 0))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.inputs[1](F.relu(self.first(self.inputs[0](x))))
         x = F.max_pool2d(x, 2)
         x = self.inputs[2](F.relu(self.second(x) + x))
-        return self.last(x.flatten(2).transpose(1, 2))
+        return self.last(x.flatten(1))
 
 
 def _conv(channels: int) -> Conv:
@@ -227,11 +227,10 @@ def test_generated_code_follows_sizes_weights_and_scales() -> None:
         x = torch.randn(batch, 3, 12, 16)
         torch._dynamo.mark_dynamic(x, 0)
         result, expected = run(x), model(x)
-        # A tie of the last quantization moves a sum of eight by a step of 0.02 times a weight of up
-        # to 0.36; one before it moves nine sums. There are a few in a thousand at most.
-        is_close = torch.isclose(result, expected, rtol=1e-5, atol=1e-5)
-        assert (~is_close).float().mean() < 0.02
-        assert (result - expected).abs().max() < 0.05
+        # A tie of a quantization moves sums by a step of 0.03 at most times a weight of up to 0.2;
+        # one in ten thousand values is a tie, up to the rounding of fp32.
+        assert (result - expected).abs().max() < 0.02
+        assert signal_to_noise(expected, result) > 60
         assert result.stride() == expected.stride()
         model.first.weight.mul_(0.8)
         model.second.bias.add_(0.1)

@@ -93,7 +93,7 @@ def _pool(x: Tensor) -> Tensor:
 
 
 def test_max_pools_are_of_the_integers() -> None:
-    import torch._inductor.inductor_prims  # noqa: F401  registers the op
+    import torch._inductor.inductor_prims
 
     module, node = trace(_pool, INTEGERS)
     quantized = Reader(module.graph).read(node)
