@@ -142,7 +142,8 @@ class Branch(nn.Module):
         self.pattern, self.quantized = pattern, quantized
         middle = 0 if dtype == torch.int8 else 117
         self.input = Quantize(0.025, middle, dtype)
-        self.addend = Quantize(0.03, middle + 3, dtype)
+        # No multiple of 1/256, of which addends in bf16 would be ties.
+        self.addend = Quantize(0.030127, middle + 3, dtype)
         self.layer = pattern.layer()
         zero_point = 10 if dtype == torch.uint8 and "relu" in pattern.name else middle
         self.result = Quantize(0.02, zero_point, dtype)

@@ -185,7 +185,7 @@ def test_each_pattern_is_the_reference(outcome: Outcome, number: int) -> None:
             # fp32 sums and activations are within 1e-5 of values of up to 5.
             assert (ties < limit).all(), ties
         else:
-            # fp32: sums in another order, and activations. bf16: the result's rounding, and those of
+            # fp32: sums in another order, and activations. bf16: roundings of the result, of
             # biases and addends, of a product that was added outside too.
             rtol, atol = (
                 (2**-7, 2**-7 if branch.pattern.addend else 2**-10)
