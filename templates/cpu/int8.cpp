@@ -659,6 +659,29 @@ void arrange(const uint8_t* b, bool is_signed, int64_t depth, int64_t columns, i
   }
 }
 
+// K from which sums, and what zero points add to them, may overflow 32 bits.
+constexpr int64_t EXACT_DEPTH = (int64_t{1} << 31) / (2 * 256 * 128);
+
+// Products whose sums need 64 bits, one after the other.
+template <typename Result>
+void multiply_wide(const MatrixProduct& m, const Call& call) {
+  const Writer<Result> put(call);
+  const auto value = [](const uint8_t* from, int64_t at, int32_t number, int32_t zero_point) {
+    return int64_t{number == INT8 ? (int32_t)(int8_t)from[at] : (int32_t)from[at]} - zero_point;
+  };
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t n = 0; n < m.batch; ++n)
+    for (int64_t i = 0; i < m.rows; ++i)
+      for (int64_t j = 0; j < m.columns; ++j) {
+        int64_t sum = 0;
+        for (int64_t k = 0; k < m.depth; ++k)
+          sum += value(m.a, (n * m.rows + i) * m.depth + k, m.a_number, m.a_zero_point) *
+                 value(m.b, (n * m.depth + k) * m.columns + j, m.b_number, m.b_zero_point);
+        const auto result = static_cast<float>(static_cast<double>(sum) * m.factor);
+        put((n * m.rows + i) * m.columns + j, all(result), 1);
+      }
+}
+
 void multiply_matrices(const MatrixProduct& m) {
   const int32_t a_zero = m.a_zero_point + (m.a_number == INT8 ? 128 : 0);
   const int32_t b_zero = m.b_zero_point - (m.b_number == INT8 ? 0 : 128);
@@ -669,6 +692,9 @@ void multiply_matrices(const MatrixProduct& m) {
     g.size[i] = g.out[i] = g.window[i] = g.stride[i] = g.dilation[i] = 1, g.padding[i] = 0;
   call.scales = m.scales;
   call.x_number = m.a_number, call.result_number = m.result_number;
+  call.result = m.result;
+  if (m.depth >= EXACT_DEPTH)
+    return by_types(call, [&](auto, auto result) { multiply_wide<decltype(result)>(m, call); });
   const Finish finish = by_types(call, [](auto other, auto result) -> Finish {
     return finish_rows<false, decltype(other), decltype(result)>;
   });

@@ -5,6 +5,7 @@ becomes one call on integers if it reads dequantized values and a dequantized we
 node behind it is part of the call.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,7 @@ Node = torch.fx.Node
 aten, ipex = torch.ops.aten, torch.ops.ipex
 
 NAME = "int8"
+EXACT_DEPTH = 1 << 16  # K from which sums of products of 8 bits may overflow 32 bits
 FLOATS = (torch.float32, torch.bfloat16)
 # Moves of elements between a product and its quantization, which integers take instead.
 RESHAPES = {aten.view.default: aten.reshape.default}
@@ -322,6 +324,8 @@ def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> Non
         raise _Refused("the weight is not symmetric with a scale of each output channel")
     if not all(isinstance(size, int) for size in weight_value.shape):
         raise _Refused("the size of the weight varies")
+    if math.prod(weight_value.shape[1:]) >= EXACT_DEPTH:
+        raise _Refused("sums of so many products may overflow 32 bits")
     if _value(node).dtype not in FLOATS:
         raise _Refused(f"kernels have no results in {_value(node).dtype}")
     if product.unary not in int8.UNARY or product.binary not in int8.BINARY:

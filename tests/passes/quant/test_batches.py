@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.int8_nets import Linear, Quantize
 from torch import nn
 
 from ipex_inductor.reporting import decisions
+from support.int8_nets import Linear, Quantize
 
 
 class Tokens(nn.Module):

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.int8_nets import Conv, Quantize
 from torch import nn
 
 from ipex_inductor.ops.quant.int8 import pad_sizes
 from ipex_inductor.reporting import decisions
+from support.int8_nets import Conv, Quantize
 
 
 class PaddedNet(nn.Module):

@@ -251,3 +251,23 @@ def test_no_byte_beside_a_tensor_is_touched() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == 2 * (len(CASES) + len(POOLS))
+
+
+@pytest.mark.skipif(int8.why_not() is not None, reason=f"{int8.why_not()}")
+@pytest.mark.parametrize("depth", [32767, 32768, 70000])
+@pytest.mark.parametrize(
+    ("a", "b"), [((torch.uint8, 255), (torch.int8, 127)), ((torch.int8, -128), (torch.uint8, 255))]
+)
+def test_sums_of_the_largest_products_do_not_overflow(depth, a, b) -> None:
+    """From 32,768 products on, they and what zero points add need more than 32 bits."""
+    left, right = (
+        torch.full(shape, number, dtype=dtype)
+        for shape, (dtype, number) in (((2, 3, depth), a), ((2, depth, 5), b))
+    )
+    numbers = (torch.tensor(n) for n in (0.01, 3, 0.02, -4))
+    scales = torch.ops.ipex.int8_bmm_scales(*numbers, None, None, 0, 0)
+    result = torch.empty(2, 3, 5)
+    int8.multiply(left, right, scales, 0.5, out=result)
+    truth = torch.ops.ipex.int8_bmm(left, right, scales, 0.5, torch.float32)
+    # Scales and results are rounded to 24 bits.
+    torch.testing.assert_close(result, truth, rtol=1e-6, atol=0)
