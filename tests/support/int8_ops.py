@@ -38,13 +38,14 @@ class Case:
     bias: float = 0.0  # added to each element of the bias
     spread: float = 2.5  # about the standard deviation of results
     by_row: bool = False  # rows of x have scales of their own, and no zero point
+    weight_zeros: int = 0  # the largest zero point of the weight; 0: it has none
 
     @property
     def groups(self) -> int:
         return self.window[3] if self.window else 1
 
     def __str__(self) -> str:
-        rows = ["by_row"] * self.by_row
+        rows = ["by_row"] * self.by_row + ["zeros"] * bool(self.weight_zeros)
         names = [str(d).removeprefix("torch.") for d in (self.x_dtype, self.dtype, self.other) if d]
         words = [w for w in (self.binary, self.unary) if w != "none"]
         sizes = ["x".join(map(str, self.x)), "x".join(map(str, self.weight))]
@@ -65,6 +66,7 @@ class Operands:
     x_scale: float = X_SCALE
     other: Tensor | None = None
     row_scales: Tensor | None = None
+    weight_zero_point: Tensor | None = None
     weight: Tensor = field(init=False)
     factors: Tensor = field(init=False)
     scales: Tensor = field(init=False)
@@ -77,17 +79,14 @@ class Operands:
         case = self.case
         self.weight = ipex.int8_weight(self.plain, case.groups)
         shift = SHIFT if case.x_dtype == S8 else 0
-        own = (
-            torch.tensor(self.x_scale),
-            self.x_zero_point,
-            self.plain,
-            self.weight_scale,
-            self.bias,
-        )
+        own = self.plain, self.weight_scale
+        of_x = torch.tensor(self.x_scale), self.x_zero_point
         self.factors = (
-            ipex.int8_row_factors(*own[2:])
+            ipex.int8_row_factors(*own, self.bias)
             if case.by_row
-            else ipex.int8_factors(*own, shift, case.groups)
+            else ipex.int8_factors(
+                *of_x, *own, self.weight_zero_point, self.bias, shift, case.groups
+            )
         )
         others = torch.tensor(OTHER_SCALE), torch.tensor(OTHER_ZERO_POINT)
         result = (
@@ -159,6 +158,11 @@ def make_operands(case: Case, seed: int = 0) -> Operands:
     )
     if case.by_row:
         operands.row_scales = X_SCALE * (0.1 + torch.rand(*case.x[:-1], 1))
+    if case.weight_zeros:
+        bound = case.weight_zeros
+        zeros = torch.randint(-bound, bound + 1, case.weight[:1])
+        operands.weight_zero_point = zeros
+        operands.arrange()
     if case.other:
         operands.other = images(_addend(_result_shape(operands), case.other))
     return operands

@@ -265,9 +265,13 @@ class _Builder:
         groups = product.window[-1] if product.window else 1
         arranged = self.call(ipex.int8_weight.default, weight.integers, groups)
         if x.by_row:
-            own = weight.integers, self.number(weight.scale), product.bias
-            return arranged, self.call(ipex.int8_row_factors.default, *own)
-        parts = (*self.numbers(x), weight.integers, self.number(weight.scale), product.bias)
+            rows = weight.integers, self.number(weight.scale), product.bias
+            return arranged, self.call(ipex.int8_row_factors.default, *rows)
+        zeros = weight.zero_point
+        if zeros is not None:
+            zeros = self.number(zeros, torch.int64)
+        own = weight.integers, self.number(weight.scale), zeros, product.bias
+        parts = (*self.numbers(x), *own)
         shift = SHIFT if _value(x.integers).dtype == torch.int8 else 0
         return arranged, self.call(ipex.int8_factors.default, *parts, shift, groups)
 
@@ -320,11 +324,15 @@ def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> Non
         raise _Refused("scales of rows are for linear layers on int8")
     if x.by_row and not is_zero(x.zero_point):
         raise _Refused("the zero points of rows are not known to be zero")
-    if x.axis is not None or not is_zero(weight.zero_point) or weight.axis not in (None, 0):
-        raise _Refused("the weight is not symmetric with a scale of each output channel")
+    if x.axis is not None or weight.axis not in (None, 0):
+        raise _Refused("the weight has no scale of each output channel")
+    has_zeros = weight.zero_point is not None
+    if x.by_row and has_zeros:
+        raise _Refused("the zero points of the weight are not known to be zero")
     if not all(isinstance(size, int) for size in weight_value.shape):
         raise _Refused("the size of the weight varies")
-    if math.prod(weight_value.shape[1:]) >= EXACT_DEPTH:
+    # Sums of a row are multiplied by zero points, and need another bit.
+    if math.prod(weight_value.shape[1:]) >= EXACT_DEPTH >> has_zeros:
         raise _Refused("sums of so many products may overflow 32 bits")
     if _value(node).dtype not in FLOATS:
         raise _Refused(f"kernels have no results in {_value(node).dtype}")

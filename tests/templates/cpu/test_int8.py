@@ -271,3 +271,38 @@ def test_sums_of_the_largest_products_do_not_overflow(depth, a, b) -> None:
     truth = torch.ops.ipex.int8_bmm(left, right, scales, 0.5, torch.float32)
     # Scales and results are rounded to 24 bits.
     torch.testing.assert_close(result, truth, rtol=1e-6, atol=0)
+
+
+@pytest.mark.skipif(int8.why_not() is not None, reason=f"{int8.why_not()}")
+@pytest.mark.parametrize("x_dtype", [U8, S8])
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((2, 24, 9, 7), (33, 24, 3, 3), ((2, 1), (0, 2), (1, 2), 1)),
+        ((1, 64, 8, 8), (48, 64, 1, 1), ((1, 1), (0, 0), (1, 1), 1)),
+        ((1, 32, 9, 7), (64, 4, 3, 3), ((1, 1), (1, 1), (1, 1), 8)),
+        ((1, 33, 9, 7), (66, 1, 5, 5), ((2, 2), (2, 2), (1, 1), 33)),
+        ((3, 50), (70, 50), ()),
+        ((40, 64), (17, 64), ()),
+    ],
+)
+def test_weights_may_have_zero_points(shapes, x_dtype) -> None:
+    """Of a net that others quantized: the sums of rows of x are multiplied by them."""
+    case = Case(*shapes, x_dtype=x_dtype, dtype=F32, unary="relu", weight_zeros=100)
+    operands = make_operands(case)
+    zeros = operands.weight_zero_point.view(-1, *[1] * (operands.plain.dim() - 1))
+    x = (operands.x.double() - operands.x_zero_point) * operands.x_scale
+    scale = operands.weight_scale.double().view(zeros.shape)
+    weight = (operands.plain.double() - zeros) * scale
+    if case.window:
+        stride, padding, dilation, groups = case.window
+        bias = operands.bias.double()
+        truth = torch.conv2d(x, weight, bias, stride, padding, dilation, groups).relu()
+    else:
+        truth = torch.nn.functional.linear(x, weight, operands.bias.double()).relu()
+    reference = operands.by_reference()
+    result = operands.by_kernel(operands.in_kernels_layout(torch.full_like(reference, torch.nan)))
+    # Sums are exact; offsets of some hundred times a result are rounded to 24 bits.
+    limit = 3e-5 * truth.abs().max()
+    assert (reference - truth).abs().max() < limit
+    assert (result - truth).abs().max() < limit
