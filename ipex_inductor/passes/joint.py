@@ -61,6 +61,7 @@ def _apply_rules(c: PassContext) -> None:
 
 def _prepare_quantized(c: PassContext) -> None:
     values.compute_zeros_from_scales(c.graph)
+    values.join_batches(c.graph)
     values.decompose_rows(c.graph, "quantize_per_token")
 
 

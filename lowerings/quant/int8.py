@@ -39,6 +39,7 @@ class Int8Call(OurCall):
         alone = bool(window) and is_depthwise((0, x.get_size()[1] // window[-1]), window[-1])
         ends = [int8.NUMBERS[x.get_dtype()], int8.NUMBERS[other.get_dtype()] if other else 0]
         ends += [int8.NUMBERS[self.get_dtype()], binary, unary, int(alone)]
+        ends.append(int(factors.get_size()[0] == int8.FACTORS_WITH_ZEROS and not by_row))
         floats = ", ".join(map(_float_in_cpp, (*scalars, *[0] * int8.SCALARS)[: int8.SCALARS]))
         tensors = (x, weight, factors, scales, other, rows, self)
         pointers = ", ".join("nullptr" if t is None else address(t) for t in tensors)

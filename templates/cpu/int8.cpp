@@ -77,9 +77,14 @@ struct Call {
   // Of dynamic quantization: a scale of each row. Factors have a third line then, of biases.
   const float* row_scales = nullptr;
   const int32_t* row_shifts = nullptr;  // subtracted from the sums of each row
+  // Zero points of output channels of the weight, and the sums of the rows of x, which they multiply.
+  const float* weight_zeros = nullptr;
+  const int32_t* row_sums = nullptr;
 
   bool is_limit() const { return unary == NO_UNARY || unary == RELU || unary == HARDTANH; }
-  bool is_plain() const { return is_limit() && binary <= ADD && !row_scales && !row_shifts; }
+  bool is_plain() const {
+    return is_limit() && binary <= ADD && !row_scales && !row_shifts && !row_sums;
+  }
 };
 
 typedef uint8_t Bytes __attribute__((vector_size(WIDE)));
@@ -235,12 +240,14 @@ void finish_rows(const Call& c, const int32_t* sums, int64_t line, int64_t row, 
   const float scalars[] = {c.scalars[0], c.scalars[1]}, *biases = offsets + outs;
   const Activate activate = ACTIVATE[c.unary];
   const float* const row_scales = c.row_scales;
-  const int32_t* const row_shifts = c.row_shifts;
+  const int32_t *const row_shifts = c.row_shifts, *const row_sums = c.row_sums;
+  const float* const zeros = c.weight_zeros + channel;
   const auto vector = [&](int64_t i, int64_t j, int64_t count) __attribute__((always_inline)) {
     Ints integers;
     std::memcpy(&integers, sums + i * line + j, sizeof integers);
     const int64_t at = (row + i) * outs + channel + j;
     if (!PLAIN && row_shifts) integers -= row_shifts[row + i];
+    if (!PLAIN && row_sums) integers -= rounded(read(zeros + j, count)) * row_sums[row + i];
     Vector value = fused(as_floats(integers), read(factors + j, count), read(offsets + j, count));
     if (!PLAIN && row_scales) value = fused(value, all(row_scales[row + i]), read(biases + j, count));
     if constexpr (!std::is_same_v<Other, Nothing>) {
@@ -575,10 +582,17 @@ void multiply_part(const Call& c, Finish finish, int64_t group, int64_t row, int
     if (!is_at_hand) gather(c, group, row, rows, panel.data(), line);
     a = panel.data();
   }
+  Call own = c;
+  if (c.weight_zeros) {
+    thread_local std::vector<int32_t> sums;
+    sums.resize(rows);
+    for (int64_t i = 0; i < rows; ++i) sums[i] = std::accumulate(a + i * line, a + i * line + g.depth(), 0);
+    own.row_sums = sums.data() - row;
+  }
 #if INT8_AMX
-  if (by_tiles) return multiply_by_tiles(c, finish, a, line, group, row, rows, from, to);
+  if (by_tiles) return multiply_by_tiles(own, finish, a, line, group, row, rows, from, to);
 #endif
-  multiply_by_vectors(c, finish, a, line, group, row, rows, from, to);
+  multiply_by_vectors(own, finish, a, line, group, row, rows, from, to);
 }
 
 void multiply(const Call& c) {
@@ -587,7 +601,7 @@ void multiply(const Call& c) {
   const Finish finish = by_types(c, [&](auto other, auto result) -> Finish {
     using Other = decltype(other);
     using Result = decltype(result);
-    return c.is_plain() ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
+    return c.is_plain() && !c.weight_zeros ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
   });
   const int64_t rows = g.rows(), threads = omp_get_max_threads();
   if (rows == 0) return;
@@ -659,6 +673,29 @@ void arrange(const uint8_t* b, bool is_signed, int64_t depth, int64_t columns, i
   }
 }
 
+// K from which sums, and what zero points add to them, may overflow 32 bits.
+constexpr int64_t EXACT_DEPTH = (int64_t{1} << 31) / (2 * 256 * 128);
+
+// Products whose sums need 64 bits, one after the other.
+template <typename Result>
+void multiply_wide(const MatrixProduct& m, const Call& call) {
+  const Writer<Result> put(call);
+  const auto value = [](const uint8_t* from, int64_t at, int32_t number, int32_t zero_point) {
+    return int64_t{number == INT8 ? (int32_t)(int8_t)from[at] : (int32_t)from[at]} - zero_point;
+  };
+#pragma omp parallel for collapse(2) schedule(static)
+  for (int64_t n = 0; n < m.batch; ++n)
+    for (int64_t i = 0; i < m.rows; ++i)
+      for (int64_t j = 0; j < m.columns; ++j) {
+        int64_t sum = 0;
+        for (int64_t k = 0; k < m.depth; ++k)
+          sum += value(m.a, (n * m.rows + i) * m.depth + k, m.a_number, m.a_zero_point) *
+                 value(m.b, (n * m.depth + k) * m.columns + j, m.b_number, m.b_zero_point);
+        const auto result = static_cast<float>(static_cast<double>(sum) * m.factor);
+        put((n * m.rows + i) * m.columns + j, all(result), 1);
+      }
+}
+
 void multiply_matrices(const MatrixProduct& m) {
   const int32_t a_zero = m.a_zero_point + (m.a_number == INT8 ? 128 : 0);
   const int32_t b_zero = m.b_zero_point - (m.b_number == INT8 ? 0 : 128);
@@ -669,6 +706,9 @@ void multiply_matrices(const MatrixProduct& m) {
     g.size[i] = g.out[i] = g.window[i] = g.stride[i] = g.dilation[i] = 1, g.padding[i] = 0;
   call.scales = m.scales;
   call.x_number = m.a_number, call.result_number = m.result_number;
+  call.result = m.result;
+  if (m.depth >= EXACT_DEPTH)
+    return by_types(call, [&](auto, auto result) { multiply_wide<decltype(result)>(m, call); });
   const Finish finish = by_types(call, [](auto other, auto result) -> Finish {
     return finish_rows<false, decltype(other), decltype(result)>;
   });
@@ -718,16 +758,20 @@ void multiply_matrices(const MatrixProduct& m) {
   }
 }
 
-// One channel a group: vectors of channels, tap by tap, in floats, which hold these sums exactly.
+// One channel a group: vectors of channels, tap by tap, in floats, which hold the sums of some rows of
+// a kernel exactly.
 template <typename Other, typename Result>
 void convolve_depthwise(const Call& c) {
   const Geometry g = c.g;
   const int64_t lines = g.batch * g.out[0] * g.out[1], outs = g.out_channels, many = g.group_outs();
   const Vector zero = all(c.scales->x_zero_point);
   const bool is_signed = c.x_number == INT8;
+  constexpr int64_t EXACT = 128;  // taps, whose sum is less than 2^22: `rounded` is exact up to that
+  const bool is_long = g.taps() > EXACT;
   const Finish finish = c.is_plain() ? finish_rows<true, Other, Result> : finish_rows<false, Other, Result>;
   const uint8_t* x = c.x;
   const int8_t* weight = c.weight;
+  const float* zeros = c.weight_zeros;
   const auto numbers = [=](int64_t at, int64_t count) __attribute__((always_inline)) {
     return is_signed ? read((const int8_t*)x + at, count) : read(x + at, count);
   };
@@ -743,6 +787,7 @@ void convolve_depthwise(const Call& c) {
       for (int64_t o = 0; o < outs; o += WIDE) {
         const int64_t count = std::min(WIDE, outs - o);
         Vector sum{};
+        Ints total{};
         for (int64_t a = 0; a < g.window[0]; ++a)
           for (int64_t b = 0; b < g.window[1]; ++b) {
             const int64_t d = od * g.stride[0] - g.padding[0] + a * g.dilation[0];
@@ -760,11 +805,14 @@ void convolve_depthwise(const Call& c) {
               else
                 for (int64_t i = 0; i < WIDE; ++i)
                   values[i] = numbers(at + (o + std::min(i, count - 1)) / many, 1)[0];
-              sum = fused(values - zero, read(taps + e * outs, count), sum);
+              Vector factors = read(taps + e * outs, count);
+              if (zeros) factors -= read(zeros + o, count);
+              sum = fused(values - zero, factors, sum);
             }
+            if (is_long) total += rounded(sum), sum = Vector{};
           }
-        const Ints integers = rounded(sum);
-        std::memcpy(sums.data() + o, &integers, sizeof integers);
+        total += rounded(sum);
+        std::memcpy(sums.data() + o, &total, sizeof total);
       }
       finish(c, sums.data(), 0, line * g.out[2] + ow, 1, 0, outs);
     }
@@ -817,7 +865,8 @@ extern "C" void int8_max_pool(const int64_t* numbers, int32_t is_signed, const v
     ipex::int8::pool(g, static_cast<const uint8_t*>(x), static_cast<uint8_t*>(result));
 }
 
-// `numbers`: geometry; the numbers of x, other and result; binary and unary; 1 if depthwise.
+// `numbers`: geometry; the numbers of x, other and result; binary and unary; 1 if depthwise; 1 if factors
+// have a third line of zero points of the weight.
 extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, const void* x,
                               const void* weight, const void* factors, const void* scales,
                               const void* other, const void* row_scales, void* result) {
@@ -834,6 +883,9 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   call.binary = rest[3], call.unary = rest[4];
   call.scalars[0] = scalars[0], call.scalars[1] = scalars[1];
   call.row_scales = static_cast<const float*>(row_scales);
+  const float *zeros = call.factors + 2 * call.g.out_channels, *end = zeros + call.g.out_channels;
+  const bool has_zeros = rest[6] && std::any_of(zeros, end, [](float zero) { return zero != 0; });
+  call.weight_zeros = has_zeros ? zeros : nullptr;
   if (rest[5])
     ipex::int8::by_types(call, [&](auto other, auto result) {
       ipex::int8::convolve_depthwise<decltype(other), decltype(result)>(call);

@@ -33,6 +33,7 @@ UNARY = (
     *("none", "relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "abs", "elu", "exp"),
     *("hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "sqrt", "square"),
 )
+FACTORS_WITH_ZEROS = 3  # lines
 SCALARS = 2  # of a unary, at most
 DIMS = 3  # spatial dimensions; smaller ones have leading ones of size 1
 AVX512_VNNI, AVX_VNNI = 1, 2
@@ -173,12 +174,13 @@ def conv_numbers(
         out: shape of the result [B, O, *size'].
         window: size of the kernel.
         stride: of each dimension.
-        padding: of each dimension.
+        padding: of each dimension; or of each dimension's begin, then of each one's end, which the
+            result's shape tells.
         dilation: of each dimension.
         groups: number of groups.
     """
     rows = [_wide(x[2:], 1), _wide(out[2:], 1), _wide(window, 1)]
-    rows += [_wide(stride, 1), _wide(padding, 0), _wide(dilation, 1)]
+    rows += [_wide(stride, 1), _wide(padding[: len(window)], 0), _wide(dilation, 1)]
     size, *rest = rows
     return [*x[:2], *size, out[1], *(n for row in rest for n in row), groups]
 
@@ -223,7 +225,7 @@ def call(
     sizes = _numbers(x.shape, out.shape, window)
     ends = (
         *(NUMBERS[x.dtype], 0 if other is None else NUMBERS[other.dtype], NUMBERS[out.dtype]),
-        *(binary, unary, _is_depthwise(x.shape, window)),
+        *(binary, unary, _is_depthwise(x.shape, window), _has_zero_points(factors, by_row)),
     )
     floats = (ctypes.c_float * SCALARS)(*scalars)
     tensors = (x, weight, factors, scales, other, row_scales, out)
@@ -284,6 +286,11 @@ def _numbers(x: Sequence[int], out: Sequence[int], window: Sequence[Any]) -> lis
     if window:
         return conv_numbers(x, out, *window)
     return linear_numbers(math.prod(x[:-1]), x[-1], out[-1])
+
+
+def _has_zero_points(factors: Tensor, by_row: bool) -> bool:
+    """Return whether factors have a third line of zero points, which is one of biases by row."""
+    return len(factors) == FACTORS_WITH_ZEROS and not by_row
 
 
 def _is_depthwise(x: Sequence[int], window: Sequence[Any]) -> bool:

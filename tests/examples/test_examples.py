@@ -59,6 +59,7 @@ def test_image_classification(run):
     assert numbers("compiled # ms: # times as fast", text) > (0, 0)
 
 
+@pytest.mark.slow
 def test_text_encoder(run):
     text = run("text_encoder.py")
     for name in ("eager", "compiled"):
@@ -73,6 +74,7 @@ def test_text_generation(run):
     assert min(numbers("eager # tokens/s, compiled # tokens/s", text)) > 0
 
 
+@pytest.mark.slow
 def test_train_bf16(run):
     text = run("train_bf16.py")
     assert "weights: torch.bfloat16 - state dict: torch.float32" in text

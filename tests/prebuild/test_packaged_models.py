@@ -147,6 +147,7 @@ def test_tensors_that_are_constants_of_the_code_are_in_the_key():
     assert other == same
 
 
+@pytest.mark.slow
 def test_weights_stay_inputs_whatever_is_frozen_and_inputs_may_be_lazy(tmp_path):
     """Freezing set for the process, a default device, autocast, negated and expanded inputs."""
     torch.manual_seed(0)

@@ -95,7 +95,17 @@ def test_python_blocks_compile(page):
         compile(text, page, "exec")
 
 
-@pytest.mark.parametrize("page", python_pages())
+# Each page compiles models for some ten seconds; the first two a visitor reads run every time.
+EVERY_TIME = ("index.md", "quickstart.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(p, marks=[pytest.mark.slow] * (str(p) not in EVERY_TIME))
+        for p in python_pages()
+    ],
+)
 def test_python_blocks_run(page, tmp_path):
     """The blocks of a page, one after the other in one program, but for those that say why not."""
     runs = [text for text, why in blocks((DOCS / page).read_text(), "python") if not why]

@@ -50,7 +50,7 @@ def int8_weight(weight: Tensor, groups: int) -> Tensor:
     """
     taps_last = weight.flatten(2) if weight.dim() > 2 else weight.unsqueeze(2)
     if is_depthwise(weight.shape, groups):
-        return taps_last[:, 0].t().flatten()
+        return taps_last[:, 0].t().clone(memory_format=torch.contiguous_format).flatten()
     outs, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
     rows = taps_last.transpose(1, 2).reshape(groups, outs, depth)
     padded = F.pad(rows, (0, -depth % UNIT, 0, -outs % PANEL))
@@ -69,6 +69,7 @@ def int8_factors(
     x_zero_point: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
+    weight_zero_point: Tensor | None,
     bias: Tensor | None,
     shift: int,
     groups: int,
@@ -80,20 +81,25 @@ def int8_factors(
         x_zero_point: one element.
         weight: [O, C / groups, *window] in int8.
         weight_scale: [O], or one element.
+        weight_zero_point: [O], or None if all are zero.
         bias: [O], or None.
         shift: 128 if the kernel adds it to signed activations, else 0.
         groups: number of groups.
 
     Returns:
-        [2, O] in fp32. The kernel pads with the zero point, so a sum is too large by the zero point
-            times the sum of the weight; depthwise convolutions subtract it before.
+        [2, O] in fp32; [3, O] with the zero points of the weight as the last line. The kernel pads
+            with the zero point of x, so a sum is too large by that times the sum of the weight;
+            depthwise convolutions subtract it before.
     """
     factors = (x_scale.double() * weight_scale.double()).expand(len(weight))
     offsets = factors.new_zeros(len(weight)) if bias is None else bias.double()
     if not is_depthwise(weight.shape, groups):
         totals = weight.flatten(1).sum(1, dtype=torch.int64)
+        if weight_zero_point is not None:
+            totals = totals - weight_zero_point * weight[0].numel()
         offsets = offsets - factors * totals * (x_zero_point + shift)
-    return torch.stack([factors, offsets]).float()
+    zeros = [] if weight_zero_point is None else [weight_zero_point.expand(len(weight))]
+    return torch.stack([factors, offsets, *zeros]).float()
 
 
 @int8_factors.register_fake
@@ -102,11 +108,13 @@ def _(
     x_zero_point: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
+    weight_zero_point: Tensor | None,
     bias: Tensor | None,
     shift: int,
     groups: int,
 ) -> Tensor:
-    return weight.new_empty(2, weight.shape[0], dtype=torch.float32)
+    lines = 2 if weight_zero_point is None else 3
+    return weight.new_empty(lines, weight.shape[0], dtype=torch.float32)
 
 
 @op("int8_row_factors")
@@ -254,12 +262,12 @@ def int8_conv(
     Args:
         x: [B, C, *size] in uint8 or int8, over two or three dimensions.
         weight: [O, C / groups, *window] as `ipex::int8_weight` arranges it.
-        factors: [2, O] of `ipex::int8_factors`.
+        factors: [2, O] or [3, O] of `ipex::int8_factors`.
         scales: [7] of `ipex::int8_scales`.
         other: as the result, in fp32, bf16, uint8 or int8.
         window: size of the kernel.
         stride: of each dimension.
-        padding: of each dimension.
+        padding: of each dimension; or of each dimension's begin, then of each one's end.
         dilation: of each dimension.
         groups: number of groups.
         binary: name in `ops/common/epilogue.py`.
@@ -271,21 +279,25 @@ def int8_conv(
         [B, O, *size']: channels-last if x is, else contiguous.
     """
     outs = factors.shape[1]
-    plain = plain_weight(weight, [outs, x.shape[1] // groups, *window], groups)
+    plain = _centered(plain_weight(weight, [outs, x.shape[1] // groups, *window], groups), factors)
     convolve = F.conv2d if x.dim() == 4 else F.conv3d
-    values = x.double() - scales[0]
-    sums = convolve(values, plain.double(), None, stride, padding, dilation, groups)
-    total = plain.flatten(1).sum(1, dtype=torch.int64)
-    result = _finish(sums, x, total, factors, scales, other, 1, groups, (binary, unary, scalars))
+    values = F.pad(x.double() - scales[0], pad_sizes(padding, len(stride)))
+    sums = convolve(values, plain, None, stride, 0, dilation, groups)
+    total = plain.flatten(1).sum(1)
+    result = _finish(
+        sums, x, total, factors[:2], scales, other, 1, groups, (binary, unary, scalars)
+    )
     return _like(x, _quantize(result, scales, dtype))
 
 
 @fake(int8_conv)
 def _(call: Arguments) -> object:
     sizes = [call.x.shape[0], call.factors.shape[1]]
-    axes = zip(call.x.shape[2:], call.window, call.stride, call.padding, call.dilation, strict=True)
+    begins, ends = split_padding(call.padding, len(call.stride))
+    both = [begin + end for begin, end in zip(begins, ends, strict=True)]
+    axes = zip(call.x.shape[2:], call.window, call.stride, both, call.dilation, strict=True)
     for size, taps, stride, padding, dilation in axes:
-        sizes.append((size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1)
+        sizes.append((size + padding - dilation * (taps - 1) - 1) // stride + 1)
     return _like(call.x, call.x.new_empty(sizes, dtype=call.dtype))
 
 
@@ -307,7 +319,8 @@ def int8_linear(
     Args:
         x: [..., K] in uint8 or int8.
         weight: [N, K] as `ipex::int8_weight` arranges it.
-        factors: [2, N] of `ipex::int8_factors`; with `row_scales` [3, N] of `int8_row_factors`.
+        factors: [2, N] or [3, N] of `ipex::int8_factors`; with `row_scales` [3, N] of
+            `int8_row_factors`.
         scales: [7] of `ipex::int8_scales`.
         other: as the result, in fp32, bf16, uint8 or int8.
         row_scales: [..., 1] in fp32, the scale of each row of x, which is int8 then; or None.
@@ -326,9 +339,9 @@ def int8_linear(
         value = (product * row_scales.double() + factors[2].double()).float()
         result = _apply_epilogue(value, scales, other, words)
     else:
-        sums = F.linear(x.double() - scales[0], plain.double())
-        total = plain.sum(1, dtype=torch.int64)
-        result = _finish(sums, x, total, factors, scales, other, -1, 1, words)
+        centered = _centered(plain, factors)
+        sums = F.linear(x.double() - scales[0], centered)
+        result = _finish(sums, x, centered.sum(1), factors[:2], scales, other, -1, 1, words)
     return _quantize(result, scales, dtype).contiguous()
 
 
@@ -391,6 +404,17 @@ def _(call: Arguments) -> object:
     return _like(call.x, call.x.new_empty(pooled.shape))
 
 
+def split_padding(padding: Sequence[int], dims: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the padding at the begin and at the end of each dimension."""
+    return padding[:dims], padding[-dims:]
+
+
+def pad_sizes(padding: Sequence[int], dims: int) -> list[int]:
+    """Return the padding as `torch.nn.functional.pad` takes it: the last dimension first."""
+    pairs = zip(*split_padding(padding, dims), strict=True)
+    return [size for pair in reversed([*pairs]) for size in pair]
+
+
 def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     """Return a weight of shape [O, C / groups, *window], undoing `ipex::int8_weight`."""
     taps = math.prod(shape[2:])
@@ -401,6 +425,13 @@ def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     rows = arranged.view(groups, -1, padded // 4, PANEL, 4).transpose(2, 3)
     rows = rows.reshape(groups, -1, padded)[:, :outs, :depth]
     return rows.reshape(shape[0], taps, shape[1]).transpose(1, 2).reshape(list(shape))
+
+
+def _centered(weight: Tensor, factors: Tensor) -> Tensor:
+    """Return a weight in fp64 without its zero points, which `factors` may have as third line."""
+    if len(factors) == 2:
+        return weight.double()
+    return weight.double() - factors[2].double().view(-1, *[1] * (weight.dim() - 1))
 
 
 def _finish(

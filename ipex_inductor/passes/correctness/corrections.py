@@ -155,7 +155,42 @@ def _add_negated(
     return result
 
 
+def _is_on_cpu(node: torch.fx.Node) -> bool:
+    return bool(node.meta["val"].device.type == "cpu")
+
+
+def _quantize(
+    op: Callable[..., Tensor],
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    least: int,
+    most: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return integers of a tensor as eager rounds them, within the bounds that are given.
+
+    Args:
+        op: The op that quantizes.
+        x: The tensor.
+        scale: One element.
+        zero_point: One element.
+        least: The least integer.
+        most: The largest integer.
+        dtype: The dtype of the integers.
+    """
+    steps = torch.round(x.to(torch.float32) * (1.0 / scale.to(torch.float32))) + zero_point
+    return steps.clamp(least, most).to(dtype)
+
+
 CORRECTIONS = (
+    Correction(
+        name="quantize_per_tensor",
+        reason="Inductor's code for CPUs has no bounds but those of the dtype, and rounds later",
+        ops=(compat.quantized_ops().quantize_per_tensor.tensor,),
+        concerns=_is_on_cpu,
+        right=_quantize,
+    ),
     Correction(
         name="_foreach_sub",
         reason="Inductor ignores the factor of what is subtracted (seen in torch 2.11)",

@@ -5,8 +5,9 @@ becomes one call on integers if it reads dequantized values and a dequantized we
 node behind it is part of the call.
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ Node = torch.fx.Node
 aten, ipex = torch.ops.aten, torch.ops.ipex
 
 NAME = "int8"
+EXACT_DEPTH = 1 << 16  # K from which sums of products of 8 bits may overflow 32 bits
 FLOATS = (torch.float32, torch.bfloat16)
 # Moves of elements between a product and its quantization, which integers take instead.
 RESHAPES = {aten.view.default: aten.reshape.default}
@@ -90,6 +92,8 @@ def quantize_products(
             count += _quantize_bmm(graph, reader, node, report, why_not)
             continue
         product = READERS[node.target](node) if node.target in READERS else None
+        if product is not None and product.window is not None:
+            product = _with_padding(product)
         x = reader.read(product.x) if product else None
         weight = read_weight(product.weight) if product else None
         if product is None or x is None or weight is None:
@@ -107,6 +111,29 @@ def quantize_products(
         report.add("fired", f"int8 {product.name}{ends}", where=user_line(node))
     graph.eliminate_dead_code()
     return count
+
+
+def _with_padding(product: Product) -> Product:
+    """Return a convolution that pads by itself, where zeros are padded before it.
+
+    The kernel pads with the zero point, which stands for zero.
+    """
+    pad: Any = product.x
+    if not isinstance(pad, Node) or pad.target is not aten.constant_pad_nd.default:
+        return product
+    stride, padding, dilation, groups = product.window or ()
+    arguments: Any = pad.args
+    source, sizes, *value = arguments
+    dims = len(stride)
+    if find_symbols(sizes=sizes, padding=padding) or (value and value[0] != 0):
+        return product
+    if len(sizes) > 2 * dims or min(sizes) < 0 or len(padding) != dims:
+        return product
+    ends = [*sizes, *[0] * (2 * dims - len(sizes))]
+    pairs = [*zip(ends[::2], ends[1::2], strict=True)][::-1]
+    both = [*zip(*pairs, strict=True)]
+    wider = [own + more for side in both for own, more in zip(padding, side, strict=True)]
+    return replace(product, x=source, window=(stride, wider, dilation, groups))
 
 
 def _insert_call(
@@ -238,9 +265,13 @@ class _Builder:
         groups = product.window[-1] if product.window else 1
         arranged = self.call(ipex.int8_weight.default, weight.integers, groups)
         if x.by_row:
-            own = weight.integers, self.number(weight.scale), product.bias
-            return arranged, self.call(ipex.int8_row_factors.default, *own)
-        parts = (*self.numbers(x), weight.integers, self.number(weight.scale), product.bias)
+            rows = weight.integers, self.number(weight.scale), product.bias
+            return arranged, self.call(ipex.int8_row_factors.default, *rows)
+        zeros = weight.zero_point
+        if zeros is not None:
+            zeros = self.number(zeros, torch.int64)
+        own = weight.integers, self.number(weight.scale), zeros, product.bias
+        parts = (*self.numbers(x), *own)
         shift = SHIFT if _value(x.integers).dtype == torch.int8 else 0
         return arranged, self.call(ipex.int8_factors.default, *parts, shift, groups)
 
@@ -293,10 +324,16 @@ def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> Non
         raise _Refused("scales of rows are for linear layers on int8")
     if x.by_row and not is_zero(x.zero_point):
         raise _Refused("the zero points of rows are not known to be zero")
-    if x.axis is not None or not is_zero(weight.zero_point) or weight.axis not in (None, 0):
-        raise _Refused("the weight is not symmetric with a scale of each output channel")
+    if x.axis is not None or weight.axis not in (None, 0):
+        raise _Refused("the weight has no scale of each output channel")
+    has_zeros = weight.zero_point is not None
+    if x.by_row and has_zeros:
+        raise _Refused("the zero points of the weight are not known to be zero")
     if not all(isinstance(size, int) for size in weight_value.shape):
         raise _Refused("the size of the weight varies")
+    # Sums of a row are multiplied by zero points, and need another bit.
+    if math.prod(weight_value.shape[1:]) >= EXACT_DEPTH >> has_zeros:
+        raise _Refused("sums of so many products may overflow 32 bits")
     if _value(node).dtype not in FLOATS:
         raise _Refused(f"kernels have no results in {_value(node).dtype}")
     if product.unary not in int8.UNARY or product.binary not in int8.BINARY:

@@ -111,7 +111,10 @@ class Reader:
             args = node.args[1:]
         elif node.target is operator.getitem and node.args[1] == 0:
             pool: Any = node.args[0]
-            value = self.read(pool.args[0]) if pool.target is POOL else None
+            is_read = pool.target is POOL and pool.args[0].meta["val"].dim() == 4
+            value = self.read(pool.args[0]) if is_read else None
+            if value is not None and value.by_row:
+                return None
             op = torch.ops.ipex.int8_max_pool.default
             args = pool.args[1:]
         else:
@@ -246,6 +249,67 @@ def decompose_rows(graph: torch.fx.Graph, name: str) -> None:
     for node in list(graph.nodes):
         if _calls(node, name):
             inline(graph, node, functions[name])
+
+
+def join_batches(graph: torch.fx.Graph) -> None:
+    """Rewrite products of batches with one dequantized weight as products of all their rows.
+
+    Autograd's decompositions make them of linear layers on inputs that are not contiguous.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.bmm.default):
+        weight = _expanded_weight(node.args[1])
+        users: list[Any] = list(node.users)
+        if weight is None or len(users) != 1 or users[0].target not in RESHAPES:
+            continue
+        (view,) = users
+        bias, last = _added_bias(view, weight.meta["val"].shape[1])
+        with graph.inserting_before(last):
+            depth = weight.meta["val"].shape[0]
+            # Rules of linear layers match a view of their input.
+            whole = graph.call_function(
+                aten.clone.default, node.args[:1], {"memory_format": torch.contiguous_format}
+            )
+            whole.meta["val"] = compute_value(whole)
+            rows = _add_call(graph, aten.view.default, whole, [-1, depth])
+            op = aten.mm.default if bias is None else aten.addmm.default
+            operands = (rows, weight) if bias is None else (bias, rows, weight)
+            product = _add_call(graph, op, *operands)
+            result = _add_call(graph, aten.view.default, product, view.args[1])
+        result.meta = {**last.meta, "val": result.meta["val"]}
+        product.meta = {**node.meta, "val": product.meta["val"]}
+        last.replace_all_uses_with(result)
+    graph.eliminate_dead_code()
+
+
+def _expanded_weight(node: Any) -> Node | None:
+    """Return the transposed dequantized weight [K, N] that `node` repeats, or None."""
+    while isinstance(node, Node) and node.target in (*RESHAPES, aten.expand.default):
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target is not aten.permute.default:
+        return None
+    return node if node.meta["val"].dim() == 2 and _is_dequantized(node.args[0]) else None
+
+
+def _is_dequantized(node: Any) -> bool:
+    node = _without_casts(node)
+    return _calls(node, "dequantize_per_channel") or is_dequantize(node)
+
+
+def _added_bias(node: Node, size: int) -> tuple[Node | None, Node]:
+    """Return the bias that is added to a result of `size` columns, if any, and the last node."""
+    users = list(node.users)
+    if len(users) == 1 and users[0].target is aten.add.Tensor and not users[0].kwargs:
+        bias: Any = users[0].args[1]
+        is_first = users[0].args[0] is node and isinstance(bias, Node)
+        if is_first and [*bias.meta["val"].shape] == [size]:
+            return bias, users[0]
+    return None, node
+
+
+def _add_call(graph: torch.fx.Graph, target: Any, *args: Any) -> Node:
+    call: Node = graph.call_function(target, args)
+    call.meta["val"] = compute_value(call)
+    return call
 
 
 def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:

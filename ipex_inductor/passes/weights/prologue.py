@@ -35,6 +35,8 @@ Node = torch.fx.Node
 CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 # Returns why kernels are unavailable, or None; None in its place disables them.
 WhyUnavailable = Callable[[], str | None] | None
+# Their results are read in any case, and are not opaque.
+ARRANGERS = (torch.ops.ipex.sycl_packed.default, torch.ops.ipex.int8_weight.default)
 GROUPED = torch.ops.ipex.conv_grouped.default
 # Calls that nothing is fused into: their inputs are materialized.
 CALLS = frozenset({torch.ops.ipex.conv.default, torch.ops.ipex.linear.default, *ARRANGED})
@@ -307,7 +309,7 @@ def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
     sources costs more to read than to compute, except for the blocks of a grouped convolution,
     which are read in any case. A tensor that the caller gets may be written by the caller.
     """
-    if node.target in PACKERS or node.target is torch.ops.ipex.sycl_packed.default:
+    if node.target in PACKERS or node.target in ARRANGERS:
         return True
     if all(user in derived for user in node.users) or _leaves_the_graph(node):
         return False

@@ -79,6 +79,7 @@ def test_small_model_end_to_end(folders):
     assert rows["frozen"]["aot_hits"] == 0, "freezing bypasses the caches"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("instructions_known")
 def test_small_model_by_eager_and_ipex(folders, monkeypatch):
     two = tuple(c for c in demo.CONTESTANTS if c.name in ("eager", "ipex"))
