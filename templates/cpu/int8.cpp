@@ -449,6 +449,7 @@ __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
 // Copies some tens of bytes, which calls of memcpy take long for.
 SHORT void copy_bytes(uint8_t* to, const uint8_t* from, int64_t count) {
 #ifdef __AVX512F__
+  if (count <= 0) return;
   for (; count > 64; count -= 64, to += 64, from += 64)
     _mm512_storeu_si512(to, _mm512_loadu_si512(from));
   const __mmask64 rest = ~uint64_t{0} >> (64 - count);

@@ -1,5 +1,6 @@
 """Kernels on 8-bit integers for CPUs: `int8.cpp`, and how Inductor's code calls it."""
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -51,22 +52,27 @@ def library() -> ctypes.CDLL:
 
     Raises `NotBuiltError`.
     """
-    return load(source, _problem(), with_torch=True)
+    if architecture() == "x86-64:avx2" and "avx_vnni" in _capabilities():
+        with contextlib.suppress(NotBuiltError):
+            return _load(_settings() | {"INT8_VNNI": AVX_VNNI})
+    return _load(_settings())
 
 
-def _problem() -> Pairs:
-    return pairs({"template": "int8 kernels", **_settings()})
+def _load(settings: dict[str, int]) -> ctypes.CDLL:
+    return load(functools.partial(source, settings), _problem(settings), with_torch=True)
+
+
+def _problem(settings: dict[str, int]) -> Pairs:
+    return pairs({"template": "int8 kernels", **settings})
 
 
 def _settings() -> dict[str, int]:
-    """Return the instructions that kernels for the target CPU use.
+    """Return the instructions that every target CPU of the present architecture has.
 
     AVX-512 without VNNI and AVX2 multiply in 16 bits.
     """
     arch = architecture()
     vnni = AVX512_VNNI if arch in cpu_library.PAIRED else 0
-    if arch == "x86-64:avx2" and "avx_vnni" in _capabilities():
-        vnni = AVX_VNNI
     return {"INT8_VNNI": vnni, "INT8_AMX": int(arch == "x86-64:amx")}
 
 
@@ -81,14 +87,15 @@ def _capabilities() -> frozenset[str]:
     return frozenset(flags.split())
 
 
-def source() -> str:
-    """Return the C++ of the library for the target CPU."""
-    return cpu_library.source(parts=("vectors.cpp",), more=definitions())
+def source(settings: dict[str, int] | None = None) -> str:
+    """Return the C++ of the library; for the target CPU if no settings are given."""
+    return cpu_library.source(parts=("vectors.cpp",), more=definitions(settings))
 
 
-def definitions() -> str:
+def definitions(settings: dict[str, int] | None = None) -> str:
     """Return the C++ of the kernels, which follows `vectors.cpp`."""
-    defined = "".join(f"#define {name} {value}\n" for name, value in _settings().items())
+    chosen = _settings() if settings is None else settings
+    defined = "".join(f"#define {name} {value}\n" for name, value in chosen.items())
     return defined + Path(__file__).with_name("int8.cpp").read_text()
 
 
@@ -107,7 +114,7 @@ def declarations(inside: bool) -> str:
 
 def ship_library() -> None:
     """Store the library in the cache for others with the target CPU, as `cpp.ship` does."""
-    ship(source, _problem(), with_torch=True)
+    ship(source, _problem(_settings()), with_torch=True)
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipex_inductor.errors import QuantizationError
 from ipex_inductor.ops.common import epilogue
 from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.conv import CHANNELS_LAST
@@ -19,6 +20,7 @@ from ipex_inductor.ops.conv.conv import CHANNELS_LAST
 PANEL = 16  # output channels that lie together in an arranged weight
 UNIT = 64  # K of an arranged weight is padded to a multiple of it
 INTEGERS = (torch.uint8, torch.int8)
+UNSIGNED = 255  # the largest of unsigned integers
 SHIFT = 128  # added to signed activations, which kernels read unsigned
 SCALES = 7  # elements that `int8_scales` returns
 
@@ -91,8 +93,16 @@ def int8_factors(
             with the zero point of x, so a sum is too large by that times the sum of the weight;
             depthwise convolutions subtract it before.
     """
+    if not 0 <= int(x_zero_point) + shift <= UNSIGNED:
+        raise QuantizationError(
+            "a zero point of an activation that its dtype holds",
+            str(int(x_zero_point)),
+            'Quantize with other zero points, or compile with options={"rules": "-int8"}.',
+        )
     factors = (x_scale.double() * weight_scale.double()).expand(len(weight))
-    offsets = factors.new_zeros(len(weight)) if bias is None else bias.double()
+    offsets = factors.new_zeros(len(weight))
+    if bias is not None:
+        offsets = offsets + bias.double()
     if not is_depthwise(weight.shape, groups):
         totals = weight.flatten(1).sum(1, dtype=torch.int64)
         if weight_zero_point is not None:
@@ -132,7 +142,9 @@ def int8_row_factors(weight: Tensor, weight_scale: Tensor, bias: Tensor | None) 
     """
     factors = weight_scale.double().expand(len(weight))
     offsets = -SHIFT * factors * weight.sum(1, dtype=torch.int64)
-    biases = factors.new_zeros(len(weight)) if bias is None else bias.double()
+    biases = factors.new_zeros(len(weight))
+    if bias is not None:
+        biases = biases + bias.double()
     return torch.stack([factors, offsets, biases]).float()
 
 

@@ -14,7 +14,7 @@ import torch
 
 from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.gemm.linear import LinearArgs
-from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT
+from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT, is_depthwise
 from ipex_inductor.passes.engine.packable import find_symbols, is_transpose
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import compute_value, keep_strides
@@ -35,6 +35,7 @@ aten, ipex = torch.ops.aten, torch.ops.ipex
 
 NAME = "int8"
 EXACT_DEPTH = 1 << 16  # K from which sums of products of 8 bits may overflow 32 bits
+LONGEST_ROW = 128  # taps of a depthwise convolution that are summed up in floats
 FLOATS = (torch.float32, torch.bfloat16)
 # Moves of elements between a product and its quantization, which integers take instead.
 RESHAPES = {aten.view.default: aten.reshape.default}
@@ -102,6 +103,7 @@ def quantize_products(
             if reason := why_not():
                 raise _Refused(reason)
             other = reader.read(product.other) if product.binary == "add" else None
+            other = None if other is None or other.by_row else other
             replaced = _insert_call(graph, node, product, x, weight, other)
         except _Refused as refusal:
             report.add("missed", f"int8 {product.name}", str(refusal), user_line(node))
@@ -204,7 +206,7 @@ def _quantize_bmm(
         return False
     behind = _follow(node, scales=True)
     name = "int8 bmm" if behind.factor is None else "int8 bmm+div"
-    if reason := _why_no_bmm(node, a, b) or why_not():
+    if reason := _why_no_bmm(behind, a, b) or why_not():
         report.add("missed", name, reason, user_line(node))
         return False
     last = behind.last
@@ -227,15 +229,14 @@ def _quantize_bmm(
     return True
 
 
-def _why_no_bmm(node: Node, a: Quantized, b: Quantized) -> str | None:
+def _why_no_bmm(behind: "_Behind", a: Quantized, b: Quantized) -> str | None:
     values = _value(a.integers), _value(b.integers)
     if values[0].device.type != "cpu":
         return f"no int8 kernel for {values[0].device.type} yet: it is computed as a float"
     if a.by_row or b.by_row or any(v.dtype not in INTEGERS for v in values):
         return "kernels take 8-bit activations with one scale"
-    if _value(node).dtype not in FLOATS:
-        return f"kernels have no results in {_value(node).dtype}"
-    return None
+    dtype = _value(behind.last).dtype
+    return None if dtype in (*FLOATS, *INTEGERS) else f"kernels have no results in {dtype}"
 
 
 def _replace(graph: torch.fx.Graph, last: Node, call: Node) -> None:
@@ -295,15 +296,18 @@ class _Builder:
         return self.number(value.scale), self.number(value.zero_point, torch.int64)
 
     def number(self, value: Any, dtype: torch.dtype = torch.float32) -> Node:
-        """Return a node of one element: a number's is computed from the weight's node.
-
-        So it is work on weights alone, which is done once.
-        """
+        """Return a node of one element: a constant for a number."""
         if isinstance(value, Node):
             return value
-        args: tuple[Any, ...] = (self.weight, [], 0 if value is None else value)
-        node = self.graph.call_function(aten.new_full.default, args, {"dtype": dtype})
-        node.meta["val"] = compute_value(node)
+        number: Any = 0 if value is None else value
+        options: dict[str, Any] = {
+            "dtype": dtype,
+            "device": torch.device("cpu"),
+            "pin_memory": False,
+        }
+        node = self.graph.call_function(aten.full.default, ([], number), options)
+        with _value(self.weight).fake_mode:
+            node.meta["val"] = torch.full([], number, dtype=dtype)
         return node
 
 
@@ -326,6 +330,9 @@ def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> Non
         raise _Refused("the zero points of rows are not known to be zero")
     if x.axis is not None or weight.axis not in (None, 0):
         raise _Refused("the weight has no scale of each output channel")
+    is_alone = product.window is not None and is_depthwise(weight_value.shape, product.window[-1])
+    if is_alone and weight_value.shape[-1] > LONGEST_ROW:
+        raise _Refused(f"kernels of depthwise convolutions have rows of {LONGEST_ROW} taps at most")
     has_zeros = weight.zero_point is not None
     if x.by_row and has_zeros:
         raise _Refused("the zero points of the weight are not known to be zero")

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.passes.engine.rule import same_size
+from ipex_inductor.passes.engine.rule import equal_shapes, same_size
 from ipex_inductor.passes.engine.whole_ops import compute_value, inline
 
 Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
-ZEROS = aten.zeros_like.default
+ZEROS = aten.lt.Tensor  # of a tensor and itself, for all numbers
 POOL = prims._low_memory_max_pool_with_offsets.default
 CASTS = (prims.convert_element_type.default, aten._to_copy.default)
 # Ops that move integers without reading them.
@@ -175,11 +175,15 @@ def read_weight(node: Any) -> Quantized | None:
 
 
 def _calls(node: Any, name: str) -> bool:
-    """Return whether a node calls an overload of torch's op `quantized_decomposed::<name>`."""
+    """Return whether a node calls torch's op `quantized_decomposed::<name>`.
+
+    The overload with bounds as tensors does not count.
+    """
     op = node.target if isinstance(node, Node) else None
     if not isinstance(op, torch._ops.OpOverload):
         return False
-    return op._schema.name == f"quantized_decomposed::{name}"
+    is_named = op._schema.name == f"quantized_decomposed::{name}"
+    return is_named and op._overloadname in ("default", "tensor")
 
 
 def is_zero(value: Any) -> bool:
@@ -187,7 +191,15 @@ def is_zero(value: Any) -> bool:
     if not isinstance(value, Node):
         return value is None or bool(value == 0)
     is_full_of_zeros = value.target is aten.full.default and bool(value.args[1] == 0)
-    return value.target is ZEROS or is_full_of_zeros
+    return is_full_of_zeros or _is_less(value)
+
+
+def _is_less(value: Node) -> bool:
+    """Return whether a node is full of zeros as `compute_zeros_from_scales` makes them."""
+    source: Any = value.args[0] if value.target is prims.convert_element_type.default else None
+    if not isinstance(source, Node) or source.target is not ZEROS:
+        return False
+    return source.args[0] is source.args[1]
 
 
 def round_rows(
@@ -283,11 +295,19 @@ def join_batches(graph: torch.fx.Graph) -> None:
 
 def _expanded_weight(node: Any) -> Node | None:
     """Return the transposed dequantized weight [K, N] that `node` repeats, or None."""
-    while isinstance(node, Node) and node.target in (*RESHAPES, aten.expand.default):
-        node = node.args[0]
-    if not isinstance(node, Node) or node.target is not aten.permute.default:
+    while isinstance(node, Node) and node.target in RESHAPES:
+        source: Any = node.args[0]
+        if not equal_shapes(node.meta["val"], source.meta["val"]):
+            return None
+        node = source
+    if not isinstance(node, Node) or node.target is not aten.expand.default:
         return None
-    return node if node.meta["val"].dim() == 2 and _is_dequantized(node.args[0]) else None
+    weight: Any = node.args[0]
+    value = weight.meta["val"]
+    if weight.target is not aten.permute.default or value.dim() != 2:
+        return None
+    is_repeated = [*node.meta["val"].shape[1:]] == [*value.shape] and node.meta["val"].dim() == 3
+    return weight if is_repeated and _is_dequantized(weight.args[0]) else None
 
 
 def _is_dequantized(node: Any) -> bool:
@@ -321,12 +341,12 @@ def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:
         if not (_calls(node, "quantize_per_channel") or _calls(node, "dequantize_per_channel")):
             continue
         _, scale, zero_point, *_ = node.args
-        if not is_zero(zero_point) or zero_point.target is ZEROS:
+        if not isinstance(zero_point, Node) or not is_zero(zero_point) or _is_less(zero_point):
             continue
         with graph.inserting_before(node):
+            never = _add_call(graph, ZEROS, scale, scale)
             dtype = zero_point.meta["val"].dtype
-            zeros = graph.call_function(ZEROS, (scale,), {"dtype": dtype})
-        zeros.meta["val"] = compute_value(zeros)
+            zeros = _add_call(graph, prims.convert_element_type.default, never, dtype)
         node.replace_input_with(zero_point, zeros)
     graph.eliminate_dead_code()
 

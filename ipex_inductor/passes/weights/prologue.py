@@ -37,6 +37,7 @@ CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.d
 WhyUnavailable = Callable[[], str | None] | None
 # Their results are read in any case, and are not opaque.
 ARRANGERS = (torch.ops.ipex.sycl_packed.default, torch.ops.ipex.int8_weight.default)
+SCALE_OPS = (torch.ops.ipex.int8_factors.default, torch.ops.ipex.int8_scales.default)
 GROUPED = torch.ops.ipex.conv_grouped.default
 # Calls that nothing is fused into: their inputs are materialized.
 CALLS = frozenset({torch.ops.ipex.conv.default, torch.ops.ipex.linear.default, *ARRANGED})
@@ -292,9 +293,17 @@ def weight_only(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, N
     derived: dict[Node, None] = {}
     for node in graph.nodes:
         inputs = node.all_input_nodes
-        if inputs and is_pure(node) and all(n in weights or n in derived for n in inputs):
+        if not inputs and not _is_scale(node):
+            continue
+        if is_pure(node) and all(n in weights or n in derived for n in inputs):
             derived[node] = None
     return derived
+
+
+def _is_scale(node: Node) -> bool:
+    """Return whether a node is a constant that only ops on scales of quantized weights read."""
+    is_constant = node.target is torch.ops.aten.full.default
+    return is_constant and all(user.target in SCALE_OPS for user in node.users)
 
 
 def with_derived(graph: torch.fx.Graph, weights: dict[Node, int]) -> dict[Node, int | None]:
