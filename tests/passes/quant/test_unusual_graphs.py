@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.int8_nets import Quantize, QuantizeByNumbers, dequantized_weight
 from torch import Tensor, nn
 
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.reporting import decisions
+from support.int8_nets import Quantize, QuantizeByNumbers, dequantized_weight
 
 
 class Function(nn.Module):
