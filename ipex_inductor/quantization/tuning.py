@@ -236,7 +236,8 @@ def _recipes(smoothquant_args: Mapping[str, Any] | None) -> list[tuple[str, QCon
         (f"SmoothQuant alpha {alpha:g}", get_smooth_quant_qconfig_mapping(alpha=alpha))
         for alpha in _alphas(smoothquant_args)
     ]
-    plain = [(name, QConfigMapping().set_global(Scheme(observer=name))) for name in OBSERVERS]
+    schemes = ((name, replace(default_static_qconfig, observer=name)) for name in OBSERVERS)
+    plain = [(name, QConfigMapping().set_global(scheme)) for name, scheme in schemes]
     return [*smooth, *plain]
 
 

@@ -12,7 +12,7 @@ from support.accuracy.packages import fashion_folder, require_modules
 
 SIZE = 96  # of the images that the network reads
 BATCH = 25  # larger ones do not fit into the caches
-DECAY = 1e-3
+DECAY = 1e-2
 
 
 @cache
