@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.preparing import as_tuple, convert, prepare
 from ipex_inductor.quantization.qconfigs import (
     QConfigMapping,
+    default_static_qconfig,
     get_smooth_quant_qconfig_mapping,
     operator_name,
 )
-from ipex_inductor.quantization.scheme import Scheme
 from ipex_inductor.reporting import decisions
 
 OBSERVERS = ("histogram", "percentile", "min_max")

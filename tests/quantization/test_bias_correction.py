@@ -8,10 +8,7 @@ from torch import nn
 
 from ipex_inductor.quantization.converted import convert_prepared
 from ipex_inductor.quantization.prepared import prepare_graph
-from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
-from support.int8_models import calibrate, quantize
-
-CORRECTED = SchemeMapping(Scheme(bias_correction=True))
+from support.int8_models import CORRECTED, calibrate, quantize
 
 
 def mean_error(model, quantized, x):

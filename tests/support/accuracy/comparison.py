@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -9,6 +10,28 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor.quantization import QConfigMapping, convert, prepare
+
+
+CALIBRATION = 200  # samples
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network with data; `batches` are arguments of its calls, `labels` those of all batches."""
+
+    model: nn.Module
+    calibration: list[tuple[Any, ...]]
+    batches: list[tuple[Any, ...]]
+    labels: Tensor
+
+    @cached_property
+    def exact(self) -> Tensor:
+        """Return the outputs in floating point."""
+        return scores(self.model, self.batches)
+
+    def compare(self, quantized: Callable[..., Tensor]) -> "Comparison":
+        """Return the accuracy of a quantized form beside that of the network."""
+        return compare(self.exact, scores(quantized, self.batches), self.labels)
 
 
 @dataclass(frozen=True)
@@ -29,8 +52,10 @@ class Comparison:
 def compare(exact: Tensor, quantized: Tensor, labels: Tensor) -> Comparison:
     """Return the comparison of two tensors of scores [samples, classes]."""
     answers, others = exact.argmax(1), quantized.argmax(1)
-    shares = [100 * (a == b).double().mean().item() for a, b in (
-        (answers, labels), (others, labels), (answers, others))]
+    shares = [
+        100 * (a == b).double().mean().item()
+        for a, b in ((answers, labels), (others, labels), (answers, others))
+    ]
     return Comparison(*shares, samples=len(labels))
 
 
@@ -41,9 +66,7 @@ def scores(model: Callable[..., Tensor], batches: Iterable[tuple[Any, ...]]) -> 
 
 
 @torch.no_grad()
-def quantize(
-    model: nn.Module, scheme: Any, calibration: list[tuple[Any, ...]]
-) -> nn.Module:
+def quantize(model: nn.Module, scheme: Any, calibration: list[tuple[Any, ...]]) -> nn.Module:
     """Return the quantized form of a model; `scheme` is one for all layers, or a mapping."""
     mapping = scheme if hasattr(scheme, "global_qconfig") else QConfigMapping().set_global(scheme)
     prepared = prepare(model, mapping, calibration[0])

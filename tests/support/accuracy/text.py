@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from support.accuracy.comparison import fit_classifier
+from support.accuracy.comparison import CALIBRATION, Case, fit_classifier
 from support.accuracy.packages import data_folder, require_modules, texts_folder
 
 TOKENS = 40
 BATCH = 25  # larger ones do not fit into the caches
 DECAY = 1e-3
+TRAINING = 2500  # texts that the last layer is fitted on
 MOVIES = "movieReviewSnippets_GroundTruth.txt"
 
 
@@ -84,3 +85,14 @@ def fit_minilm(tokens: Tensor, mask: Tensor, labels: Tensor) -> Sentiment:
 def batches(tokens: Tensor, mask: Tensor, size: int = BATCH) -> list[tuple[Tensor, Tensor]]:
     """Return tokenized texts as batches of arguments."""
     return list(zip(tokens.split(size), mask.split(size), strict=True))
+
+
+def minilm_case(samples: int | None = None) -> Case:
+    """Return the fitted network, texts to calibrate with, and the other texts."""
+    texts, labels = movie_texts()
+    tokens, mask = tokenize(texts)
+    end = None if samples is None else TRAINING + samples
+    network = fit_minilm(tokens[:TRAINING], mask[:TRAINING], labels[:TRAINING])
+    calibration = batches(tokens[:CALIBRATION], mask[:CALIBRATION])
+    tested = batches(tokens[TRAINING:end], mask[TRAINING:end])
+    return Case(network, calibration, tested, labels[TRAINING:end])

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from support.accuracy.comparison import fit_classifier
+from support.accuracy.comparison import CALIBRATION, Case, fit_classifier
 from support.accuracy.packages import fashion_folder, require_modules
 
 SIZE = 96  # of the images that the network reads
 BATCH = 25  # larger ones do not fit into the caches
 DECAY = 1e-2
+TRAINING = 2500  # images that the last layer is fitted on
 
 
 @cache
@@ -76,3 +77,11 @@ def fit_lite0(samples: int) -> nn.Module:
     with torch.enable_grad():
         network._fc = fit_classifier(rows, labels, DECAY)
     return network
+
+
+def lite0_case(samples: int | None = None) -> Case:
+    """Return the fitted network, images to calibrate with, and test images."""
+    images, labels = (part[:samples] for part in fashion("t10k"))
+    network = fit_lite0(TRAINING)
+    calibration = batches(fashion("train")[0][:CALIBRATION])
+    return Case(network, calibration, batches(images), labels)
