@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(1, str(Path(__file__).parents[2] / "tests"))  # support/accuracy
 
 import torch
-from common.command import command_line
 
+from common.command import command_line
 from ipex_inductor.quantization import (
     Scheme,
     default_dynamic_qconfig,

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from ipex_inductor.quantization import QConfigMapping, convert, prepare
 
-
 CALIBRATION = 200  # samples
 
 
