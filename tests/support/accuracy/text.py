@@ -12,7 +12,7 @@ from support.accuracy.packages import data_folder, require_modules, texts_folder
 
 TOKENS = 40
 BATCH = 25  # larger ones do not fit into the caches
-DECAY = 1e-3
+DECAY = 0.3  # the most accurate one in fp32 on training texts that were held out
 TRAINING = 2500  # texts that the last layer is fitted on
 MOVIES = "movieReviewSnippets_GroundTruth.txt"
 
