@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ from ipex_inductor.quantization.files.summary import Summary
 from ipex_inductor.quantization.files.summary_file import read_summary, write_whole
 from ipex_inductor.quantization.model_summary import entries_of, load_scales
 from ipex_inductor.quantization.prepared import PreparedModel, prepare_graph
-from ipex_inductor.quantization.qconfigs import default_static_qconfig, switch_off
-from ipex_inductor.quantization.scheme import SchemeMapping
+from ipex_inductor.quantization.qconfigs import switch_off
+from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
 
 # True while a hook of ours runs: what it calls is not observed by other blocks.
 _is_observing: ContextVar[bool] = ContextVar("ipex_is_observing", default=False)
@@ -82,8 +82,7 @@ class QuantConf:
     @property
     def mapping(self) -> SchemeMapping:
         """Return the settings as a mapping."""
-        symmetric = self.qscheme == torch.per_tensor_symmetric
-        return SchemeMapping(replace(default_static_qconfig, symmetric=symmetric))
+        return SchemeMapping(Scheme(symmetric=self.qscheme == torch.per_tensor_symmetric))
 
     def bind(self, model: nn.Module) -> None:
         """Observe calls of `model` alone, at any depth, in the blocks that follow."""
