@@ -15,6 +15,7 @@ from ipex_inductor.quantization.qconfigs import (
     get_smooth_quant_qconfig_mapping,
 )
 from ipex_inductor.quantization.scheme import Scheme
+from ipex_inductor.quantization.training import prepare_qat
 from ipex_inductor.quantization.tuning import autotune
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "get_smooth_quant_qconfig_mapping",
     "load",
     "prepare",
+    "prepare_qat",
     "report",
     "save",
 ]

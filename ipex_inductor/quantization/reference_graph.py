@@ -50,7 +50,8 @@ class ReferenceGraph:
             self._replace_input(self.nodes[user], tensor)
         for weight in plan.weights:
             self._quantize_weight(weight)
-        for number, weight in enumerate(w for w in plan.weights if is_corrected(w)):
+        observed = [w for w in plan.weights if w.layer.meta[LAYER].name in means]
+        for number, weight in enumerate(w for w in observed if is_corrected(w)):
             layer = self.nodes[weight.layer]
             with self.graph.inserting_before(layer):
                 mean = self._buffer(f"_mean_{number}", means[weight.layer.meta[LAYER].name])

@@ -19,8 +19,8 @@ class Scheme:
     `symmetric` activations are int8 with zero point 0, others uint8 with a zero point.
     `observer` is "min_max", "moving_average", "histogram" or "percentile"; `observer_args` are its
     keyword arguments. `per_channel` is about weights, which are always symmetric int8.
-    `bias_correction` subtracts what rounded weights add to the mean output; it needs calibration
-    data, as summaries of scales do not hold means.
+    `bias_correction` subtracts what rounded weights add to the mean output. It needs the mean
+    inputs of calibration data: with scales from a file of IPEX biases stay as they are.
     """
 
     symmetric: bool = False

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,10 +15,10 @@ from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.preparing import as_tuple, convert, prepare
 from ipex_inductor.quantization.qconfigs import (
     QConfigMapping,
+    default_static_qconfig,
     get_smooth_quant_qconfig_mapping,
     operator_name,
 )
-from ipex_inductor.quantization.scheme import Scheme
 from ipex_inductor.reporting import decisions
 
 OBSERVERS = ("histogram", "percentile", "min_max")
@@ -253,7 +253,8 @@ def _recipes(
         (f"SmoothQuant alpha {alpha:g}", get_smooth_quant_qconfig_mapping(alpha=alpha))
         for alpha in _alphas(smoothquant_args)
     ]
-    plain = [(name, QConfigMapping().set_global(Scheme(observer=name))) for name in observers]
+    schemes = ((name, replace(default_static_qconfig, observer=name)) for name in observers)
+    plain = [(name, QConfigMapping().set_global(scheme)) for name, scheme in schemes]
     return [*smooth, *plain]
 
 

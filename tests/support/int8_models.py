@@ -12,6 +12,7 @@ from ipex_inductor.quantization.prepared import prepare_graph
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
 
 DEFAULT = SchemeMapping(Scheme())
+CORRECTED = SchemeMapping(Scheme(bias_correction=True))
 
 
 class Block(nn.Module):
