@@ -70,6 +70,6 @@ def test_low_precision():
 def test_scales_alone_do_not_suffice():
     model, x = nn.Linear(4, 4), torch.randn(6, 4)
     prepared = prepare_graph(model, CORRECTED, (x,))
-    prepared.set_scales(calibrate(model, (x,)).scales())
+    prepared.set_tensor_scales(calibrate(model, (x,)).tensor_scales())
     with pytest.raises(QuantizationError, match="bias correction"):
         convert_prepared(prepared)
