@@ -103,7 +103,7 @@ def compare_graphs(
         QuantizationError: if there are no data, or the reference has other layers.
     """
     exact = float_graph(quantized) if reference is None else _capture(quantized, reference)
-    wanted = {layer.output or layer.name for layer in quantized.layers}
+    wanted = {layer.output or layer.name for layer in quantized.layer_decisions}
     wanted &= _names(quantized.graph) & _names(exact.graph)
     if not wanted:
         raise QuantizationError(
@@ -139,14 +139,14 @@ def float_graph(quantized: QuantizedModel) -> ModelGraph:
 
 def _capture(quantized: QuantizedModel, reference: nn.Module) -> nn.Module:
     """Return the graph of a reference, with batch norms folded as in the quantized model."""
-    if quantized.example_inputs is None:
+    if quantized._ipex_example_inputs is None:
         raise QuantizationError(
             "a quantized model whose example inputs are known",
             "one without",
             "Compare it without a reference: its own weights are in floating point.",
         )
-    module = capture_graph(reference, *quantized.example_inputs)
-    if getattr(quantized.recipe, "bn_folding", True):
+    module = capture_graph(reference, *quantized._ipex_example_inputs)
+    if getattr(quantized._ipex_recipe, "bn_folding", True):
         fold_batch_norms(module.graph)
     return module
 

@@ -175,7 +175,7 @@ def report_layers(
     comparison = compare_graphs(model, reference, rest, step)
     kernels = find_kernels(model, *first) if with_kernel_times and first else {}
     order = _execution_order(model)
-    rows = [_report_layer(layer, model, comparison, kernels) for layer in model.layers]
+    rows = [_report_layer(layer, model, comparison, kernels) for layer in model.layer_decisions]
     rows.sort(key=lambda row: order.get(row.name, len(order)))
     plural = "es" * (comparison.batches > 1)
     title = f"Quantized layers, compared on {comparison.batches} batch{plural}"
@@ -200,7 +200,7 @@ def _report_layer(
         share = saturation.share if saturation else 0.0
         return TensorReport(name, dtype, scale.scale, scale.zero_point, share)
 
-    scales = model.scales()
+    scales = model.tensor_scales()
     noise = comparison.noise.get(layer.output or layer.name)
     kernel = kernels.get(layer.name, LayerKernel())
     return LayerReport(

@@ -121,7 +121,7 @@ class QuantConf:
         """Return the graph of a model without the layers that the file leaves in floating point."""
         prepared = prepare_graph(model, self.mapping, args, kwargs)
         if self.summary is not None:
-            off = self.summary.switched_off(prepared.layers)
+            off = self.summary.switched_off(prepared.layer_decisions)
             mapping = switch_off(self.mapping, off)
             prepared = prepare_graph(model, mapping, args, kwargs) if off else prepared
         return prepared
@@ -142,7 +142,7 @@ class QuantConf:
         if self.graphs():
             calibrated = self.only_graph()
             _check_layers(calibrated, prepared)
-            prepared.set_scales(calibrated.scales())
+            prepared.set_tensor_scales(calibrated.tensor_scales())
         elif self.summary is not None:
             load_scales(prepared, self.summary)
         elif self.configure_file is not None:
@@ -193,7 +193,7 @@ class QuantConf:
 
 def _check_layers(calibrated: PreparedModel, prepared: PreparedModel) -> None:
     """Raise if two graphs have layers of other names."""
-    names = [{layer.name for layer in graph.layers} for graph in (calibrated, prepared)]
+    names = [{layer.name for layer in graph.layer_decisions} for graph in (calibrated, prepared)]
     if names[0] != names[1]:
         different = ", ".join(sorted(names[0] ^ names[1])[:5])
         raise QuantizationError(

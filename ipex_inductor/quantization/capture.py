@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.in_place import replace_in_place_ops
-from ipex_inductor.quantization.model_graph import share_state
+from ipex_inductor.quantization.model_graph import refuse_names, share_state
 from ipex_inductor.quantization.scheme import Layer, paths_around
 
 aten = torch.ops.aten
@@ -35,8 +35,9 @@ def capture_graph(
     Each operator's node has a `Layer` in `meta["layer"]`. All sizes of inputs may differ later.
 
     Raises:
-        QuantizationError: if `torch.export` cannot capture the model.
+        QuantizationError: if `torch.export` cannot capture the model, or it has a reserved name.
     """
+    refuse_names(model)
     if not isinstance(args, tuple):
         args = (args,)
     module = _export(model, args, kwargs or {})

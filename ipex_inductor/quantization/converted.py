@@ -22,12 +22,12 @@ def convert_prepared(prepared: PreparedModel) -> "QuantizedModel":
     Raises:
         QuantizationError: if a tensor was never observed.
     """
-    scales = prepared.scales()
-    graph, nodes = copy_graph(prepared.plan.order[0].graph)
+    scales = prepared.tensor_scales()
+    graph, nodes = copy_graph(prepared._ipex_plan.order[0].graph)
     holder = nn.Module()
     share_state(prepared, holder)
-    ReferenceGraph(graph, nodes, holder).build(prepared.plan, scales, prepared.means())
-    return QuantizedModel(holder, graph, prepared.layers, scales)
+    ReferenceGraph(graph, nodes, holder).build(prepared._ipex_plan, scales, prepared._ipex_means())
+    return QuantizedModel(holder, graph, prepared.layer_decisions, scales)
 
 
 class QuantizedModel(ModelGraph):
@@ -36,10 +36,17 @@ class QuantizedModel(ModelGraph):
     It runs in floating point on quantized values; backend "ipex" compiles it to int8 kernels.
     """
 
-    KEPT = ("layers", "_tensor_scales", "example_inputs", "autocast_dtype", "recipe")
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # `save` traces with them
-    autocast_dtype: torch.dtype | None = None  # `save` traces under it
-    recipe: Any = None  # how it was quantized, for files
+    _ipex_kept = (
+        "layer_decisions",
+        "_ipex_tensor_scales",
+        "_ipex_example_inputs",
+        "_ipex_autocast_dtype",
+        "_ipex_recipe",
+    )
+    # `save` traces with these inputs.
+    _ipex_example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    _ipex_autocast_dtype: torch.dtype | None = None  # `save` traces under it
+    _ipex_recipe: Any = None  # how it was quantized, for files
 
     def __init__(
         self,
@@ -49,8 +56,8 @@ class QuantizedModel(ModelGraph):
         scales: Mapping[str, TensorScale],
     ) -> None:
         super().__init__(root, graph)
-        self.layers = list(layers)
-        self._tensor_scales = dict(scales)
+        self.layer_decisions = list(layers)
+        self._ipex_tensor_scales = dict(scales)
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run by plain operators of torch; `torch.jit.trace` calls this in place of `forward`.
@@ -64,9 +71,9 @@ class QuantizedModel(ModelGraph):
         graph = saving.with_plain_operators(self, self.graph).graph
         return Interpreter(self, graph=graph).run(*bound.arguments.values())
 
-    def scales(self) -> dict[str, TensorScale]:
+    def tensor_scales(self) -> dict[str, TensorScale]:
         """Return scale and zero point of each quantized tensor by its name."""
-        return dict(self._tensor_scales)
+        return dict(self._ipex_tensor_scales)
 
     def save(self, path: str | Path) -> None:
         """Write a file that `torch.jit.load` reads, with any torch, in C++ too."""

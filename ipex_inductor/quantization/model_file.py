@@ -70,17 +70,17 @@ def save(quantized: nn.Module, path: str | os.PathLike[str]) -> None:
     Raises:
         QuantizationError: for a model that was not quantized statically.
     """
-    if not isinstance(quantized, QuantizedModel) or quantized.recipe is None:
+    if not isinstance(quantized, QuantizedModel) or quantized._ipex_recipe is None:
         raise QuantizationError(
             "a statically quantized model",
             f"a {type(quantized).__name__}",
             "A dynamically quantized model has no scales: save its state_dict.",
         )
     weights, description = _files(path)
-    recipe: ModelRecipe = quantized.recipe
+    recipe: ModelRecipe = quantized._ipex_recipe
     smooth = recipe.smoothing
     digest = write_tensors(weights, quantized.state_dict())
-    scales = quantized.scales()
+    scales = quantized.tensor_scales()
     content = ModelFile(
         format="ipex_inductor.quantized_model",
         version=1,
@@ -88,8 +88,8 @@ def save(quantized: nn.Module, path: str | os.PathLike[str]) -> None:
         weights=weights.name,
         digest=digest,
         bn_folding=recipe.bn_folding,
-        inputs=describe_inputs(quantized.example_inputs or ((), {})),
-        layers=layer_entries(quantized.layers),
+        inputs=describe_inputs(quantized._ipex_example_inputs or ((), {})),
+        layers=layer_entries(quantized.layer_decisions),
         schemes={name: _entry(scheme) for name, scheme in recipe.schemes.items()},
         tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
         means=recipe.means,

@@ -1,6 +1,7 @@
 """A graph module that has all parameters and buffers of a model, not only those of its graph."""
 
 import copy
+from collections.abc import Collection
 from typing import Any, Self
 
 from torch import nn
@@ -8,14 +9,38 @@ from torch.fx import Graph, GraphModule, Node
 
 from ipex_inductor.errors import QuantizationError
 
+# Public names of prepared and quantized models.
+PUBLIC = (
+    *("layer_decisions", "tensor_scales", "tensor_observers", "set_tensor_scales"),
+    *("save", "save_qconf_summary", "load_qconf_summary"),
+)
+RESERVED = {*PUBLIC, "meta", *dir(GraphModule)} - set(dir(nn.Module))
+
+
+def refuse_names(model: nn.Module, names: Collection[str] = RESERVED) -> None:
+    """Refuse a model that has a module, parameter or buffer of one of these names.
+
+    Raises:
+        QuantizationError: with the names.
+    """
+    taken = [*model._modules, *model._parameters, *model._buffers]
+    clashes = [name for name in taken if name in names]
+    if clashes:
+        raise QuantizationError(
+            "a model that leaves the names of quantized models free",
+            f"{type(model).__name__}, which has {', '.join(map(repr, clashes))}",
+            "Rename it, or wrap the model in a module that has it under another name.",
+        )
+
 
 class ModelGraph(GraphModule):
     """A graph whose state dict equals that of the model it was captured from.
 
-    Parameters and buffers are shared with `root`.
+    Parameters and buffers are shared with `root`. Private attributes begin with `_ipex_`, so that
+    they are not those of the model.
     """
 
-    KEPT: tuple[str, ...] = ()  # plain attributes that copies keep
+    _ipex_kept: tuple[str, ...] = ()  # plain attributes that copies keep
 
     def __init__(self, root: nn.Module, graph: Graph) -> None:
         super().__init__(root, graph)
@@ -26,7 +51,7 @@ class ModelGraph(GraphModule):
         """Return a copy with parameters of its own."""
         result: Self = super().__deepcopy__(memo)  # type: ignore[assignment]
         share_state(copy.deepcopy(_state_tree(self), memo), result)
-        for name in self.KEPT:
+        for name in self._ipex_kept:
             setattr(result, name, copy.deepcopy(getattr(self, name), memo))
         return result
 

@@ -34,14 +34,14 @@ def save_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
         QuantizationError: if the model was not calibrated.
     """
     find_scales(prepared)
-    scales = prepared.scales()
-    entries, factors = layer_entries(prepared.layers), factors_of(prepared)
+    scales = prepared.tensor_scales()
+    entries, factors = layer_entries(prepared.layer_decisions), factors_of(prepared)
     write_summary(path, entries, scales, factors, means_of(prepared))
 
 
 def means_of(prepared: PreparedModel) -> dict[str, list[float]]:
     """Return the mean inputs of layers whose bias is corrected, as a file has them."""
-    return {name: mean.tolist() for name, mean in prepared.means().items()}
+    return {name: mean.tolist() for name, mean in prepared._ipex_means().items()}
 
 
 def layer_entries(layers: Iterable[LayerDecision]) -> list[LayerEntry]:
@@ -67,8 +67,8 @@ def load_summary(prepared: PreparedModel, path: str | os.PathLike[str]) -> None:
         SummaryFileError: if it is missing, torn, foreign or of another model.
     """
     summary = read_summary(path)
-    off = set(summary.switched_off(prepared.layers))
-    if any(layer.quantized and layer.name in off for layer in prepared.layers):
+    off = set(summary.switched_off(prepared.layer_decisions))
+    if any(layer.quantized and layer.name in off for layer in prepared.layer_decisions):
         smoothing = smoothing_of(prepared)
         PreparedModel.__init__(prepared, *_plan_again(prepared, off))
         attach(prepared, *smoothing)
@@ -82,24 +82,28 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
     Raises:
         SummaryFileError: if the file is of another model, or lacks a scale.
     """
-    counts = ((layer.name, layer.weight_channels) for layer in prepared.layers)
-    summary.check_weights(prepared.layers, {name: n for name, n in counts if n is not None})
-    scales = summary.scales(prepared.layers)
-    missing = [name for name in prepared.observers if name not in scales]
+    counts = ((layer.name, layer.weight_channels) for layer in prepared.layer_decisions)
+    summary.check_weights(
+        prepared.layer_decisions, {name: n for name, n in counts if n is not None}
+    )
+    scales = summary.scales(prepared.layer_decisions)
+    missing = [name for name in prepared.tensor_observers if name not in scales]
     if missing:
         raise SummaryFileError(
             "a file with a scale for each quantized tensor",
             f"{summary.file}, which has none for {', '.join(missing[:5])}",
             "Calibrate this model and save its configuration anew.",
         )
-    prepared.set_scales({name: TensorScale(*scales[name]) for name in prepared.observers})
-    prepared.set_means({name: torch.tensor(mean) for name, mean in summary.means.items()})
+    prepared.set_tensor_scales(
+        {name: TensorScale(*scales[name]) for name in prepared.tensor_observers}
+    )
+    prepared._ipex_set_means({name: torch.tensor(mean) for name, mean in summary.means.items()})
 
 
 def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
     """Return a prepared model that leaves more layers in floating point; observers start anew."""
     result = PreparedModel(*_plan_again(prepared, off))
-    result.example_inputs = prepared.example_inputs
+    result._ipex_example_inputs = prepared._ipex_example_inputs
     attach(result, *smoothing_of(prepared))
     return result
 
@@ -107,8 +111,8 @@ def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
 def _plan_again(prepared: PreparedModel, off: set[str]) -> tuple[GraphModule, Plan]:
     schemes = layer_schemes(prepared)
     choices = ((name, None if name in off else scheme) for name, scheme in schemes.items())
-    folds = [layer for layer in prepared.layers if layer.operator == "batch_norm"]
-    graph, holder = prepared.plan.order[0].graph, nn.Module()
+    folds = [layer for layer in prepared.layer_decisions if layer.operator == "batch_norm"]
+    graph, holder = prepared._ipex_plan.order[0].graph, nn.Module()
     share_state(prepared, holder)
     plan = plan_graph(graph, SchemeMapping(None, tuple(choices)))
     plan.decisions += folds
@@ -117,10 +121,10 @@ def _plan_again(prepared: PreparedModel, off: set[str]) -> tuple[GraphModule, Pl
 
 def layer_schemes(prepared: PreparedModel) -> dict[str, Scheme]:
     """Return the scheme of each quantized layer by its name."""
-    plan = prepared.plan
+    plan = prepared._ipex_plan
     weights = {weight.layer.meta[LAYER].name: weight.scheme for weight in plan.weights}
     reads = {user.meta[LAYER].name: scheme for (user, _), scheme in plan.reads.items()}
-    names = [layer.name for layer in prepared.layers if layer.quantized]
+    names = [layer.name for layer in prepared.layer_decisions if layer.quantized]
     return {name: weights.get(name) or reads[name] for name in names}
 
 
@@ -134,10 +138,12 @@ def entries_of(prepared: PreparedModel, default_recipe: bool) -> list[OldEntry]:
     Raises:
         QuantizationError: if the model was not calibrated.
     """
-    scales, weights = prepared.scales(), weight_scales(prepared)
-    algorithms = {name: _algorithm(observer) for name, observer in prepared.observers.items()}
+    scales, weights = prepared.tensor_scales(), weight_scales(prepared)
+    algorithms = {
+        name: _algorithm(observer) for name, observer in prepared.tensor_observers.items()
+    }
     entries: list[OldEntry] = []
-    for layer in prepared.layers:
+    for layer in prepared.layer_decisions:
         if layer.operator != "batch_norm":
             first = layer.inputs[0] if layer.inputs else ""
             entry = _entry(layer, scales, weights.get(layer.name, []), not default_recipe)

@@ -63,11 +63,11 @@ def _describe(fold: Fold) -> LayerDecision:
 class PreparedModel(ModelGraph):
     """A captured model with observers at each tensor that will be quantized.
 
-    Its outputs are those of the model. `observers` are by the name of their tensor; tensors that
-    share a scale share an observer. `layers` are the decisions of the recipe.
+    Its outputs are those of the model. `tensor_observers` are by the name of their tensor; tensors
+    that share a scale share an observer. `layer_decisions` are the decisions of the recipe.
     """
 
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    _ipex_example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
     def __init__(self, root: GraphModule, plan: Plan) -> None:
         graph, nodes = copy_graph(root.graph)
@@ -75,7 +75,7 @@ class PreparedModel(ModelGraph):
         for tensor, first in plan.shared.items():
             observers[tensor] = observers[first]
         places = {
-            observer: f"_observer_{i}"
+            observer: f"_ipex_observer_{i}"
             for i, observer in enumerate(dict.fromkeys(observers.values()))
         }
         holder = nn.Module()
@@ -86,36 +86,39 @@ class PreparedModel(ModelGraph):
         corrected = [weight for weight in plan.weights if is_corrected(weight)]
         means = {weight.layer: make_mean_observer(weight) for weight in corrected}
         for number, (layer, mean) in enumerate(means.items()):
-            holder.add_module(f"_mean_observer_{number}", mean)
+            holder.add_module(f"_ipex_mean_observer_{number}", mean)
             with graph.inserting_before(nodes[layer]):
-                graph.call_module(f"_mean_observer_{number}", (nodes[layer].args[0],))
+                graph.call_module(f"_ipex_mean_observer_{number}", (nodes[layer].args[0],))
         for name, child in root.named_children():
             holder.add_module(name, child)
         _share_own_state(root, holder)
         super().__init__(holder, graph)
-        self.plan = plan
-        self.observers = {t.meta[LAYER].name: observer for t, observer in observers.items()}
-        self.layers = plan.decisions
-        self._means = {layer.meta[LAYER].name: mean for layer, mean in means.items()}
-        self._set_scales: dict[str, TensorScale] = {}
+        self._ipex_plan = plan
+        self.tensor_observers = {t.meta[LAYER].name: observer for t, observer in observers.items()}
+        self.layer_decisions = plan.decisions
+        self._ipex_mean_observers = {layer.meta[LAYER].name: mean for layer, mean in means.items()}
+        self._ipex_set_scales: dict[str, TensorScale] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with parameters and observers of its own."""
-        memo[id(self.plan)] = self.plan
+        memo[id(self._ipex_plan)] = self._ipex_plan
         result = super().__deepcopy__(memo)
-        result.plan, result.layers = self.plan, self.layers
-        result.observers, result._means = memo[id(self.observers)], memo[id(self._means)]
-        result._set_scales = dict(self._set_scales)
+        result._ipex_plan, result.layer_decisions = self._ipex_plan, self.layer_decisions
+        result.tensor_observers = memo[id(self.tensor_observers)]
+        result._ipex_mean_observers = memo[id(self._ipex_mean_observers)]
+        result._ipex_set_scales = dict(self._ipex_set_scales)
         return result
 
-    def scales(self) -> dict[str, TensorScale]:
+    def tensor_scales(self) -> dict[str, TensorScale]:
         """Return scale and zero point of each quantized tensor by its name.
 
         Raises:
             QuantizationError: if a tensor was never observed.
         """
-        names = {tensor.meta[LAYER].name: scheme for tensor, scheme in self.plan.tensors.items()}
-        unseen = [n for n in names if n not in self._set_scales and not self._is_calibrated(n)]
+        tensors = self._ipex_plan.tensors
+        names = {tensor.meta[LAYER].name: scheme for tensor, scheme in tensors.items()}
+        known = {name for name in names if self._ipex_is_calibrated(name)}
+        unseen = [name for name in names if name not in known | self._ipex_set_scales.keys()]
         if unseen:
             raise QuantizationError(
                 "a calibrated model",
@@ -123,50 +126,50 @@ class PreparedModel(ModelGraph):
                 "Call the prepared model with calibration data, or load a summary of scales.",
             )
         results: dict[tuple[int, bool], TensorScale] = {}  # tensors may share an observer
-        return {name: self._scale(name, scheme, results) for name, scheme in names.items()}
+        return {name: self._ipex_scale(name, scheme, results) for name, scheme in names.items()}
 
-    def _is_calibrated(self, name: str) -> bool:
-        return self.observers[name].is_calibrated
+    def _ipex_is_calibrated(self, name: str) -> bool:
+        return self.tensor_observers[name].is_calibrated
 
-    def _scale(
+    def _ipex_scale(
         self, name: str, scheme: Scheme, results: dict[tuple[int, bool], TensorScale]
     ) -> TensorScale:
-        if name in self._set_scales:
-            return self._set_scales[name]
-        observer = self.observers[name]
+        if name in self._ipex_set_scales:
+            return self._ipex_set_scales[name]
+        observer = self.tensor_observers[name]
         key = id(observer), scheme.symmetric
         if key not in results:
             results[key] = observer.find_scale(scheme.symmetric)
         return results[key]
 
-    def means(self) -> dict[str, Tensor]:
+    def _ipex_means(self) -> dict[str, Tensor]:
         """Return the mean input of each channel by the name of the layer, for bias correction.
 
         Layers without calibration data are left out: files of IPEX hold scales alone.
         """
-        means = {name: observer.mean() for name, observer in self._means.items()}
+        means = {name: observer.mean() for name, observer in self._ipex_mean_observers.items()}
         return {name: mean for name, mean in means.items() if mean is not None}
 
-    def set_means(self, means: Mapping[str, Tensor]) -> None:
+    def _ipex_set_means(self, means: Mapping[str, Tensor]) -> None:
         """Use these mean inputs in place of what was observed; other layers' are left out."""
-        for name, observer in self._means.items():
+        for name, observer in self._ipex_mean_observers.items():
             if name in means:
                 observer.total, observer.count = means[name].double(), 1
 
-    def set_scales(self, scales: Mapping[str, TensorScale]) -> None:
+    def set_tensor_scales(self, scales: Mapping[str, TensorScale]) -> None:
         """Use these scales in place of what the observers saw.
 
         Raises:
             QuantizationError: if a name is none of this model's tensors.
         """
-        unknown = sorted(scales.keys() - self.observers.keys())
+        unknown = sorted(scales.keys() - self.tensor_observers.keys())
         if unknown:
             raise QuantizationError(
                 "scales of tensors of this model",
                 f"{len(unknown)} unknown names, {unknown[0]!r} among them",
                 "Take scales of a model with the same layers, prepared in the same way.",
             )
-        self._set_scales |= scales
+        self._ipex_set_scales |= scales
 
     def save_qconf_summary(self, qconf_summary: str | Path) -> None:
         """Write scales and decisions to a JSON file."""

@@ -97,8 +97,8 @@ def prepare_statically(
         prepared = prepare_smoothed(model, mapping, smooth, inputs, bn_folding)
     else:
         prepared = prepare_graph(model, mapping, *inputs, bn_folding)
-    prepared.example_inputs = inputs
-    vars(prepared)["bn_folding"] = bn_folding
+    prepared._ipex_example_inputs = inputs
+    vars(prepared)["_ipex_bn_folding"] = bn_folding
     return prepared.eval()
 
 
@@ -138,7 +138,7 @@ def _convert_by_conf(model: nn.Module, conf: QuantConf, inputs: Any) -> Quantize
         advice = "Pass the model itself, or convert(prepared) without a configuration."
         raise QuantizationError("a model beside a QuantConf", "a prepared model", advice)
     prepared = conf.prepared_for(model, as_tuple(inputs))
-    prepared.example_inputs = as_tuple(inputs), {}
+    prepared._ipex_example_inputs = as_tuple(inputs), {}
     return finish_conversion(prepared)
 
 
@@ -149,16 +149,16 @@ def finish_conversion(prepared: PreparedModel) -> QuantizedModel:
     """
     quantized = convert_smoothed(prepared).eval()
     smooth, tensors = smoothing_of(prepared)
-    quantized.recipe = ModelRecipe(
+    quantized._ipex_recipe = ModelRecipe(
         schemes=layer_schemes(prepared),
-        bn_folding=vars(prepared).get("bn_folding", True),
-        smoothing=smooth if "smoothing" in vars(prepared) and tensors else None,
+        bn_folding=vars(prepared).get("_ipex_bn_folding", True),
+        smoothing=smooth if "_ipex_smoothing" in vars(prepared) and tensors else None,
         factors=factors_of(prepared),
         means=means_of(prepared),
     )
-    quantized.example_inputs = prepared.example_inputs
+    quantized._ipex_example_inputs = prepared._ipex_example_inputs
     if torch.is_autocast_enabled("cpu"):
-        quantized.autocast_dtype = torch.get_autocast_dtype("cpu")
+        quantized._ipex_autocast_dtype = torch.get_autocast_dtype("cpu")
     return quantized
 
 

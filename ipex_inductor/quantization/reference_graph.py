@@ -54,7 +54,7 @@ class ReferenceGraph:
         for number, weight in enumerate(w for w in observed if is_corrected(w)):
             layer = self.nodes[weight.layer]
             with self.graph.inserting_before(layer):
-                mean = self._buffer(f"_mean_{number}", means[weight.layer.meta[LAYER].name])
+                mean = self._buffer(f"_ipex_mean_{number}", means[weight.layer.meta[LAYER].name])
             correct_bias(self.graph, layer, weight, mean)
         for tensor in reversed(plan.order):
             if tensor in plan.moved and not self.nodes[tensor].users:
@@ -68,8 +68,8 @@ class ReferenceGraph:
             device = tensor.meta["val"].device
             step = torch.tensor(scale.scale, dtype=torch.float32, device=device)
             zero = torch.tensor(scale.zero_point, dtype=torch.int32, device=device)
-            factor = self._buffer(f"_scale_{number}", step)
-            zero_point = self._buffer(f"_zero_point_{number}", zero)
+            factor = self._buffer(f"_ipex_scale_{number}", step)
+            zero_point = self._buffer(f"_ipex_zero_point_{number}", zero)
             arguments = (factor, zero_point, *scale.bounds)
             target = self.ops.quantize_per_tensor.tensor
             quantized = self.graph.call_function(target, (node, *arguments))

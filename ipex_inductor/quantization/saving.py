@@ -28,14 +28,14 @@ def save_script(quantized: QuantizedModel, path: str | os.PathLike[str]) -> None
     Raises:
         QuantizationError: if the inputs are unknown.
     """
-    if quantized.example_inputs is None:
+    if quantized._ipex_example_inputs is None:
         raise QuantizationError(
             "a quantized model whose example inputs are known",
             "one without",
             "Trace it with inputs of yours: `torch.jit.trace(model, inputs).save(path)`.",
         )
-    args, kwargs = quantized.example_inputs
-    dtype = quantized.autocast_dtype
+    args, kwargs = quantized._ipex_example_inputs
+    dtype = quantized._ipex_autocast_dtype
     autocast = torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None)
     with torch.no_grad(), autocast, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -126,7 +126,7 @@ def attach(prepared: PreparedModel, smooth: SmoothQuant, tensors: list[SmoothedT
     for tensor in tensors:
         _observe_channels(prepared, tensor)
     prepared.recompile()
-    vars(prepared)["smoothing"] = smooth, tensors
+    vars(prepared)["_ipex_smoothing"] = smooth, tensors
 
 
 def convert_smoothed(prepared: PreparedModel) -> QuantizedModel:
@@ -134,8 +134,8 @@ def convert_smoothed(prepared: PreparedModel) -> QuantizedModel:
     factors = find_scales(prepared)
     quantized = convert_prepared(prepared)
     for number, factor in factors.items():
-        quantized.register_buffer(f"_smooth_{number}", factor, persistent=False)
-        quantized.register_buffer(f"_unsmooth_{number}", 1 / factor, persistent=False)
+        quantized.register_buffer(f"_ipex_smooth_{number}", factor, persistent=False)
+        quantized.register_buffer(f"_ipex_unsmooth_{number}", 1 / factor, persistent=False)
     return quantized
 
 
@@ -143,15 +143,15 @@ def find_scales(prepared: PreparedModel) -> dict[int, Tensor]:
     """Give a prepared model the scales of its smoothed tensors; return their factors by number."""
     smooth, tensors = smoothing_of(prepared)
     factors = {t.number: t.find_factors(prepared, smooth.alpha) for t in tensors}
-    seen = [t for t in tensors if t.factors is None and t.name in prepared.observers]
-    prepared.set_scales({t.name: t.scale(factors[t.number]) for t in seen})
+    seen = [t for t in tensors if t.factors is None and t.name in prepared.tensor_observers]
+    prepared.set_tensor_scales({t.name: t.scale(factors[t.number]) for t in seen})
     return factors
 
 
 def smoothing_of(prepared: PreparedModel) -> tuple[SmoothQuant, list[SmoothedTensor]]:
     """Return how a prepared model is smoothed, and its smoothed tensors."""
     smoothing: tuple[SmoothQuant, list[SmoothedTensor]]
-    smoothing = vars(prepared).get("smoothing", (SmoothQuant(), []))
+    smoothing = vars(prepared).get("_ipex_smoothing", (SmoothQuant(), []))
     return smoothing
 
 
@@ -209,17 +209,17 @@ def _smooth(
     x, weights = first.args[0], [linear.args[1] for linear in linears]
     assert isinstance(x, Node)
     channels = x.meta["val"].shape[-1]
-    for name in (f"_smooth_{number}", f"_unsmooth_{number}"):
+    for name in (f"_ipex_smooth_{number}", f"_ipex_unsmooth_{number}"):
         module.register_buffer(name, torch.ones(int(channels)), persistent=False)
     path = first.meta[LAYER].module_path
     layer = Layer(f"{path}:smooth:{number}", "smooth", path, first.meta[LAYER].classes)
-    product = _multiply(graph, first, (x, f"_unsmooth_{number}"), layer)
+    product = _multiply(graph, first, (x, f"_ipex_unsmooth_{number}"), layer)
     for linear in linears:
         linear.update_arg(0, product)
         weight = linear.args[1]
         assert isinstance(weight, Node)
         linear.update_arg(
-            1, _multiply(graph, linear, (weight, f"_smooth_{number}"), weight.meta.get(LAYER))
+            1, _multiply(graph, linear, (weight, f"_ipex_smooth_{number}"), weight.meta.get(LAYER))
         )
     nodes = [weight for weight in weights if isinstance(weight, Node)]
     return SmoothedTensor(layer.name, number, nodes, symmetric)
@@ -242,7 +242,7 @@ def _observe_channels(prepared: PreparedModel, tensor: SmoothedTensor) -> None:
     products = prepared.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
     layers = ((node, node.meta.get(LAYER)) for node in products)
     (product,) = (node for node, layer in layers if layer and layer.name == tensor.name)
-    name = f"_channels_{tensor.number}"
+    name = f"_ipex_channels_{tensor.number}"
     prepared.add_module(name, tensor.observer)
     with prepared.graph.inserting_after(product):
         prepared.graph.call_module(name, (product.args[0],))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization.model_graph import refuse_names
 from ipex_inductor.quantization.model_summary import plan_without
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.preparing import as_tuple, convert, prepare
@@ -22,6 +23,7 @@ from ipex_inductor.quantization.qconfigs import (
 from ipex_inductor.reporting import decisions
 
 OBSERVERS = ("histogram", "percentile", "min_max")
+RESULTS = ("trials", "baseline")  # attributes of a tuned model
 ALPHAS = tuple(step / 10 for step in range(11))  # IPEX's "auto": 0 to 1 by steps of 0.1
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -165,7 +167,7 @@ class Tuner:
 
     def _rank_layers(self, prepared: PreparedModel, size: int) -> list[str]:
         """Return the quantized layers, first the one without which the error is smallest."""
-        names = [layer.name for layer in prepared.layers if layer.quantized]
+        names = [layer.name for layer in prepared.layer_decisions if layer.quantized]
         errors = {}
         for number, name in enumerate(names if len(names) > 1 else []):
             self.step("sensitivity", name, number, len(names))
@@ -179,9 +181,11 @@ class Tuner:
     ) -> PreparedModel:
         """Return a calibrated model without some layers; most tensors keep their scales."""
         candidate = plan_without(prepared, set(floating))
-        scales = prepared.scales()
-        candidate.set_scales({n: scales[n] for n in candidate.observers if n in scales})
-        if not candidate.observers.keys() <= scales.keys():
+        scales = prepared.tensor_scales()
+        candidate.set_tensor_scales(
+            {n: scales[n] for n in candidate.tensor_observers if n in scales}
+        )
+        if not candidate.tensor_observers.keys() <= scales.keys():
             self._calibrate(candidate, size)
         return candidate
 
@@ -228,8 +232,10 @@ def autotune(
         score of the model itself.
 
     Raises:
-        QuantizationError: if no recipe holds the criterion in time.
+        QuantizationError: if no recipe holds the criterion in time, or the model has modules or
+            tensors called `trials` or `baseline`.
     """
+    refuse_names(model, RESULTS)
     tuner = Tuner(
         model,
         calib_dataloader,

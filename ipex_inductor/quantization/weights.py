@@ -18,7 +18,7 @@ def weight_scales(prepared: PreparedModel) -> dict[str, list[float]]:
     """Return the scales of each layer's weight, by the name of the layer."""
     return {
         weight.layer.meta[LAYER].name: _scales(evaluate(prepared, _weight_node(weight)), weight)
-        for weight in prepared.plan.weights
+        for weight in prepared._ipex_plan.weights
     }
 
 

@@ -66,5 +66,5 @@ def test_low_precision():
 def test_scales_alone_leave_biases_as_they_are():
     model, x = nn.Linear(4, 4), torch.randn(6, 4)
     prepared = prepare_graph(model, CORRECTED, (x,))
-    prepared.set_scales(calibrate(model, (x,)).scales())
+    prepared.set_tensor_scales(calibrate(model, (x,)).tensor_scales())
     assert torch.equal(convert_prepared(prepared)(x), quantize(model, (x,))(x))

@@ -49,7 +49,7 @@ def calibrated(net, inputs, conf=None):
 
 
 def scale_of_input(conf):
-    return conf.only_graph().scales()["input:0"].scale
+    return conf.only_graph().tensor_scales()["input:0"].scale
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def test_blocks_and_calls_accumulate():
     with calibrate(one, default_recipe=True):
         for x in inputs:
             net(x)
-    assert several.only_graph().scales() == one.only_graph().scales()
+    assert several.only_graph().tensor_scales() == one.only_graph().tensor_scales()
     assert scale_of_input(one) > 2 * scale_of_input(calibrated(net, inputs[:1]))
 
 
@@ -106,7 +106,7 @@ def test_a_call_that_fails_is_not_observed_and_the_next_is():
         with pytest.raises(RuntimeError):
             net(torch.randn(4, 7) * 1000)
         net(inputs[0])
-    assert conf.only_graph().scales() == calibrated(net, inputs).only_graph().scales()
+    assert conf.only_graph().tensor_scales() == calibrated(net, inputs).only_graph().tensor_scales()
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def test_blocks_in_blocks_observe_their_own():
     net, outer, inner, x = Net().eval(), QuantConf(), QuantConf(), data()[0]
     with calibrate(outer), calibrate(inner):
         net(x)
-    assert outer.only_graph().scales() == inner.only_graph().scales()
+    assert outer.only_graph().tensor_scales() == inner.only_graph().tensor_scales()
     assert len(outer.graphs()) == len(inner.graphs()) == 1
 
 
@@ -145,7 +145,7 @@ def test_the_input_is_observed_as_it_was_before_the_call():
     conf = QuantConf()
     with calibrate(conf):
         Writes().eval()(torch.ones(4, 8))
-    assert conf.only_graph().observers
+    assert conf.only_graph().tensor_observers
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def test_a_model_that_was_prepared_is_observed_inside_of_others():
     assert model is net
     with calibrate(conf):
         nn.Sequential(nn.Linear(8, 8), model, nn.Linear(4, 4))(x)
-    assert [layer.name for layer in conf.only_graph().layers] == [
+    assert [layer.name for layer in conf.only_graph().layer_decisions] == [
         "first:linear:0",
         "second:linear:0",
         "third:linear:0",
@@ -180,7 +180,7 @@ def test_inference_mode_and_autocast_observe_the_same():
     with torch.no_grad():
         plain = calibrated(net, [x])
         assert torch.equal(convert(net, inferred, x)(x), convert(net, plain, x)(x))
-    scales = [conf.only_graph().scales() for conf in (inferred, cast, plain)]
+    scales = [conf.only_graph().tensor_scales() for conf in (inferred, cast, plain)]
     assert scales[0] == scales[1] == scales[2]
 
 
@@ -189,7 +189,7 @@ def test_another_model_with_the_same_layers_gets_the_scales():
     inputs = data()
     conf, other = calibrated(Net().eval(), inputs), Net().eval()
     quantized = convert(other, conf, inputs[0])
-    assert quantized.scales() == conf.only_graph().scales()
+    assert quantized.tensor_scales() == conf.only_graph().tensor_scales()
     with pytest.raises(QuantizationError, match="differs in "):
         convert(nn.Sequential(nn.Linear(8, 4)), conf, inputs[0])
 
@@ -227,7 +227,7 @@ def test_layers_are_switched_off_by_hand(tmp_path):
     entries[1]["inputs_quantized"] = [False]
     file.write_text(json.dumps(entries))
     quantized = convert(net, QuantConf(file), inputs[0])
-    assert [layer.quantized for layer in quantized.layers] == [True, False, True]
+    assert [layer.quantized for layer in quantized.layer_decisions] == [True, False, True]
 
 
 # Traps, and what is refused

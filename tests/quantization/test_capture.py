@@ -150,6 +150,54 @@ def test_a_view_that_is_changed_marks_all_that_share_its_memory():
     assert changed == ["mul", "view", "relu_"]
 
 
+def scale_lists(x):
+    first, second = x * 2, x * 3
+    torch._foreach_mul_([first, second], 5.0)
+    return first + second
+
+
+def write_out(x):
+    result = torch.zeros_like(x)
+    torch.mul(x, 3.0, out=result)
+    return result + 1
+
+
+def broadcast(x):
+    y = x * 2
+    torch.broadcast_tensors(y, y)[0].mul_(7)
+    return y + 1
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (scale_lists, {"mul", "mul_1"}),
+        (write_out, {"zeros_like"}),
+        (broadcast, {"mul"}),
+    ],
+)
+def test_all_written_tensors_are_marked(change, names):
+    captured = capture_graph(Function(change), (X,))
+    assert torch.equal(captured(X), change(X))
+    changed = {node.name for node in captured.graph.nodes if node.meta.get(CHANGED)}
+    assert names <= changed
+    assert "add" not in changed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_place_operators_keep_the_type_of_the_changed_tensor(dtype):
+    def change(x):
+        y = x * 2
+        y += torch.full((3, 1, 1), 0.3, dtype=torch.float64)
+        z = x * 1
+        return y, z.gt_(0)
+
+    captured = capture_graph(Function(change), (X.to(dtype),))
+    for result, expected in zip(captured(X.to(dtype)), change(X.to(dtype)), strict=True):
+        assert result.dtype is dtype
+        assert torch.equal(result, expected)
+
+
 def test_dropout_of_inference_and_whole_slices_are_no_nodes():
     captured = capture_graph(Function(lambda x: F.dropout(x, training=False)[:, None] + 1), (X,))
     assert operators(captured) == {"unsqueeze": 1, "add": 1}

@@ -52,7 +52,7 @@ def test_a_layer_is_the_arithmetic_of_its_definition():
     model[1].running_var.uniform_(0.5, 2)
     x = torch.randn(2, 4, 8, 8)
     quantized = quantize(model, (x,))
-    scale, zero_point, _ = quantized.scales()["input:0"]
+    scale, zero_point, _ = quantized.tensor_scales()["input:0"]
     inputs = ((torch.round(x / scale) + zero_point).clamp(0, 255) - zero_point) * scale
     factor = model[1].weight / (model[1].running_var + model[1].eps).sqrt()
     weight = model[0].weight * factor[:, None, None, None]
@@ -131,7 +131,7 @@ def test_zero_weights_and_zero_activations():
     model = nn.Linear(4, 4)
     nn.init.zeros_(model.weight)
     quantized = quantize(model, (torch.zeros(2, 4),))
-    assert quantized.scales()["input:0"].scale == pytest.approx(MIN_SCALE)
+    assert quantized.tensor_scales()["input:0"].scale == pytest.approx(MIN_SCALE)
     x = torch.randn(3, 4)
     assert torch.equal(quantized(x), model(x))
 
@@ -151,12 +151,12 @@ def test_layouts_follow_the_input():
 def test_scales_are_buffers_outside_of_the_state_dict():
     quantized = quantize(nn.Linear(4, 4), (torch.randn(2, 4),))
     buffers = dict(quantized.named_buffers())
-    assert buffers.keys() == {"_scale_0", "_zero_point_0"}
+    assert buffers.keys() == {"_ipex_scale_0", "_ipex_zero_point_0"}
     assert {b.shape for b in buffers.values()} == {()}
-    assert buffers["_scale_0"].dtype is torch.float32
-    assert buffers["_zero_point_0"].dtype is torch.int32
+    assert buffers["_ipex_scale_0"].dtype is torch.float32
+    assert buffers["_ipex_zero_point_0"].dtype is torch.int32
     assert quantized.state_dict().keys() == {"weight", "bias"}
-    assert buffers["_scale_0"].item() == quantized.scales()["input:0"].scale
+    assert buffers["_ipex_scale_0"].item() == quantized.tensor_scales()["input:0"].scale
 
 
 def test_new_weights_count_at_the_next_call():
@@ -178,7 +178,7 @@ def test_no_parameter_is_copied():
     tensors = [*quantized.parameters(), *quantized.buffers()]
     new = sum(t.numel() for t in tensors if t.data_ptr() not in pointers)
     old = sum(b.numel() for b in model.buffers())
-    assert new <= old + 2 * len(quantized.scales())
+    assert new <= old + 2 * len(quantized.tensor_scales())
 
 
 def test_copies_have_parameters_of_their_own():
@@ -189,9 +189,9 @@ def test_copies_have_parameters_of_their_own():
         other.conv1.weight.zero_()
         assert torch.equal(quantized(IMAGE), expected)
         assert not torch.equal(other(IMAGE), expected)
-    assert other.scales() == quantized.scales()
+    assert other.tensor_scales() == quantized.tensor_scales()
     assert other.state_dict().keys() == quantized.state_dict().keys()
-    assert other.layers == quantized.layers
+    assert other.layer_decisions == quantized.layer_decisions
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

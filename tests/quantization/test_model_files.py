@@ -127,7 +127,7 @@ def test_layers_in_floating_point_stay_so(tmp_path):
     quantization.save(quantized, tmp_path / "net.safetensors")
     loaded = quantization.load(tmp_path / "net.safetensors", Net().eval())
     assert torch.equal(loaded(x), quantized(x))
-    assert [(d.name, d.quantized) for d in loaded.layers] == [
+    assert [(d.name, d.quantized) for d in loaded.layer_decisions] == [
         ("conv:conv2d:0", True),
         ("linear:linear:0", False),
     ]

@@ -11,7 +11,15 @@ from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.converted import convert_prepared
 from ipex_inductor.quantization.prepared import prepare_graph
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping, TensorScale
-from support.int8_models import DEFAULT, DepthwiseNet, ResNet, calibrate, trained_like
+from ipex_inductor.quantization.tuning import autotune
+from support.int8_models import (
+    DEFAULT,
+    DepthwiseNet,
+    ResNet,
+    calibrate,
+    signal_to_noise,
+    trained_like,
+)
 
 IMAGE = torch.randn(2, 3, 32, 32)
 
@@ -57,7 +65,7 @@ def test_batches_accumulate():
     model = nn.Linear(4, 4)
     mapping = SchemeMapping(Scheme(observer="min_max"))
     prepared = calibrate(model, (torch.ones(1, 4),), (torch.full((3, 4), 5.1),), mapping=mapping)
-    assert prepared.scales()["input:0"].scale == pytest.approx(0.02)
+    assert prepared.tensor_scales()["input:0"].scale == pytest.approx(0.02)
 
 
 def test_scales_can_be_set():
@@ -65,15 +73,15 @@ def test_scales_can_be_set():
     image = torch.randn(2, 3, 16, 16)
     first = calibrate(model, (image,))
     second = prepare_graph(model, DEFAULT, (image,))
-    second.set_scales(first.scales())
-    assert second.scales() == first.scales()
+    second.set_tensor_scales(first.tensor_scales())
+    assert second.tensor_scales() == first.tensor_scales()
     assert torch.equal(convert_prepared(first)(image), convert_prepared(second)(image))
 
 
 def test_scales_of_unknown_tensors_are_an_error():
     prepared = prepare_graph(nn.Linear(4, 4), DEFAULT, (torch.randn(1, 4),))
     with pytest.raises(QuantizationError, match="other:conv2d:0"):
-        prepared.set_scales({"other:conv2d:0": TensorScale(1.0, 0, False)})
+        prepared.set_tensor_scales({"other:conv2d:0": TensorScale(1.0, 0, False)})
 
 
 def test_summaries_carry_all_scales(tmp_path):
@@ -82,23 +90,64 @@ def test_summaries_carry_all_scales(tmp_path):
     first.save_qconf_summary(qconf_summary=tmp_path / "scales.json")
     second = prepare_graph(model, DEFAULT, (IMAGE,))
     second.load_qconf_summary(qconf_summary=tmp_path / "scales.json")
-    assert second.scales() == first.scales()
+    assert second.tensor_scales() == first.tensor_scales()
 
 
 def test_observers_do_not_grow():
     prepared = calibrate(ResNet().eval(), (IMAGE,))
-    sizes = [observer.counts.numel() for observer in prepared.observers.values()]
+    sizes = [observer.counts.numel() for observer in prepared.tensor_observers.values()]
     with torch.no_grad():
         prepared(torch.randn(9, 3, 64, 64) * 100)
-    assert [observer.counts.numel() for observer in prepared.observers.values()] == sizes
+    assert [observer.counts.numel() for observer in prepared.tensor_observers.values()] == sizes
 
 
 def test_a_copy_observes_alone():
     prepared = calibrate(nn.Linear(4, 4), (torch.ones(1, 4),))
-    before = prepared.scales()
+    before = prepared.tensor_scales()
     other = copy.deepcopy(prepared)
     with torch.no_grad():
         other(torch.full((1, 4), 100.0))
-    assert prepared.scales() == before
-    assert other.scales() != before
+    assert prepared.tensor_scales() == before
+    assert other.tensor_scales() != before
     assert convert_prepared(other)(torch.ones(2, 4)).shape == (2, 4)
+
+
+class Named(nn.Module):
+    """A model whose layers are in a module of any name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+        self.add_module(name, nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))
+
+    def forward(self, x):
+        return getattr(self, self.name)(x)
+
+
+FREE = [
+    *("layers", "plan", "observers", "recipe", "example_inputs", "scales", "means", "_means"),
+    *("_set_scales", "_tensor_scales", "autocast_dtype", "_observer_0", "_scale_0"),
+    *("_zero_point_0", "smoothing", "bn_folding", "KEPT", "_scale", "set_scales"),
+]
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_models_may_have_these_names(name):
+    model, x = Named(name).eval(), torch.randn(3, 4)
+    quantized = convert_prepared(copy.deepcopy(calibrate(model, (x,))))
+    assert quantized.state_dict().keys() == model.state_dict().keys()
+    with torch.no_grad():
+        assert signal_to_noise(model(x), copy.deepcopy(quantized)(x)) > 20
+
+
+@pytest.mark.parametrize("name", ["layer_decisions", "tensor_scales", "save", "graph", "meta"])
+def test_reserved_names_are_refused(name):
+    model = nn.Linear(4, 4)
+    model.register_module(name, nn.Linear(4, 4))
+    with pytest.raises(QuantizationError, match=name):
+        prepare_graph(model, DEFAULT, (torch.randn(1, 4),))
+
+
+def test_tuned_models_have_names_of_their_own():
+    with pytest.raises(QuantizationError, match="trials"):
+        autotune(Named("trials").eval(), [torch.randn(2, 4)])

@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 def quantized_layers(mapping):
     prepared = quantization.prepare(Net().eval(), mapping, torch.randn(1, 3, 4, 4))
-    return {layer.name for layer in prepared.layers if layer.quantized}
+    return {layer.name for layer in prepared.layer_decisions if layer.quantized}
 
 
 ALL = {
@@ -170,4 +170,4 @@ def test_a_single_qconfig_is_a_mapping():
     prepared = quantization.prepare(
         Net().eval(), quantization.default_static_qconfig, torch.randn(1, 3, 4, 4)
     )
-    assert {layer.name for layer in prepared.layers if layer.quantized} == ALL
+    assert {layer.name for layer in prepared.layer_decisions if layer.quantized} == ALL

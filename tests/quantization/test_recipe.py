@@ -65,8 +65,8 @@ def test_resnet():
     # downsampling convolution adds to the other one in floating point.
     assert pairs(quantized) == 1 + 1 + 4 + 1
     assert operators(quantized)["quantize_per_channel"] == 7
-    assert all(decision.quantized for decision in quantized.layers)
-    (linear,) = [d for d in quantized.layers if d.operator == "linear"]
+    assert all(decision.quantized for decision in quantized.layer_decisions)
+    (linear,) = [d for d in quantized.layer_decisions if d.operator == "linear"]
     assert linear.output == ""  # the last layer stays float
     assert linear.inputs == (":adaptive_avg_pool2d:0",)
     assert linear.weight == "fc.weight"
@@ -121,7 +121,7 @@ def test_moved_values_are_those_of_quantizing_afterwards():
     net = Net(lambda m, x: m.b(F.max_pool2d(m.a(x).relu(), 2))).eval()
     prepared = calibrate(net, (IMAGE,))
     quantized = convert_prepared(prepared)
-    scale = prepared.scales()[":relu:0"]
+    scale = prepared.tensor_scales()[":relu:0"]
     first = quantize(Net(lambda m, x: m.a(x).relu()).eval(), (IMAGE,))
     first.load_state_dict(net.state_dict())
     exact = F.max_pool2d(first(IMAGE), 2)
@@ -189,7 +189,7 @@ def test_concatenated_layers_share_a_scale():
     net = Net(lambda m, x: torch.cat([m.a(x).relu(), m.b(x).relu() * 1, m.c(x)], 1)[:, :4])
     quantized = converted(lambda m, x: m.c(torch.cat([m.a(x).relu(), m.b(x).relu()], 2)))
     assert pairs(quantized) == 3
-    scales = quantized.scales()
+    scales = quantized.tensor_scales()
     assert scales[":relu:0"] == scales[":relu:1"]
     (cat,) = [n for n in quantized.graph.nodes if is_operator(n, "cat")]
     assert all(map(is_dequantized, cat.args[0]))
@@ -204,14 +204,14 @@ def test_a_tensor_is_in_one_shared_scale_at_most():
         return m.c(first), m.c(torch.cat([y, z.sin()], 3)), m.a(torch.cat([y, z], 3))
 
     quantized = converted(function)
-    scales = quantized.scales()
+    scales = quantized.tensor_scales()
     assert scales[":relu:0"] == scales[":relu:1"]
     assert [name for name in scales if "cat" in name] == [":cat:1"]
 
 
 def test_concatenation_with_what_no_layer_made_has_a_scale_of_its_own():
     quantized = converted(lambda m, x: m.c(torch.cat([m.a(x).relu(), x.sin()], 2)))
-    assert quantized.scales().keys() == {"input:0", ":cat:0"}
+    assert quantized.tensor_scales().keys() == {"input:0", ":cat:0"}
 
 
 def test_attention_by_matmul():
@@ -219,7 +219,9 @@ def test_attention_by_matmul():
     prepared = prepare_graph(model, DEFAULT, (), batch)
     with torch.no_grad():
         prepared(**batch)
-    layers = {d.name.removeprefix("bert."): d for d in prepared.layers if "layer.0" in d.name}
+    layers = {
+        d.name.removeprefix("bert."): d for d in prepared.layer_decisions if "layer.0" in d.name
+    }
     attention = "encoder.layer.0.attention.self"
     scores, mixed = layers[f"{attention}:matmul:0"], layers[f"{attention}:matmul:1"]
     assert [name.split(":")[0].split(".")[-1] for name in scores.inputs] == ["query", "key"]
@@ -230,10 +232,10 @@ def test_attention_by_matmul():
 def test_scaled_dot_product_attention_stays_float():
     model, batch = build("bert", attn_implementation="sdpa")
     prepared = prepare_graph(model, DEFAULT, (), batch)
-    assert {decision.operator for decision in prepared.layers} == {"linear"}
-    query = next(d for d in prepared.layers if d.name.endswith("query:linear:0"))
+    assert {decision.operator for decision in prepared.layer_decisions} == {"linear"}
+    query = next(d for d in prepared.layer_decisions if d.name.endswith("query:linear:0"))
     assert query.output == ""
-    readers = [d for d in prepared.layers if d.inputs == query.inputs]
+    readers = [d for d in prepared.layer_decisions if d.inputs == query.inputs]
     assert len(readers) == 3  # query, key and value read one pair
 
 
@@ -249,7 +251,7 @@ def test_parameters_of_functions_are_weights(function, axis):
     quantized = converted(function, torch.randn(3, 4))
     assert pairs(quantized) == 1
     assert node_of(quantized, "quantize_per_channel").args[3] == axis
-    assert quantized.layers[0].weight == "w"
+    assert quantized.layer_decisions[0].weight == "w"
 
 
 def test_matmul_of_two_activations():
@@ -274,19 +276,19 @@ def test_subclasses_and_functions_are_layers():
         pass
 
     model = nn.Sequential(Mine(4, 4, 3), nn.Flatten(), Line(256, 4))
-    assert [d.quantized for d in quantize(model.eval(), (IMAGE,)).layers] == [True, True]
+    assert [d.quantized for d in quantize(model.eval(), (IMAGE,)).layer_decisions] == [True, True]
 
 
 def test_a_module_that_is_called_twice_has_one_weight():
     quantized = converted(lambda m, x: m.l(m.l(x).relu()), torch.randn(3, 4))
-    assert [d.name for d in quantized.layers] == ["l:linear:0", "l:linear:1"]
+    assert [d.name for d in quantized.layer_decisions] == ["l:linear:0", "l:linear:1"]
     assert pairs(quantized) == 2
     assert operators(quantized)["quantize_per_channel"] == 1
 
 
 def test_weights_that_inputs_make_stay_float():
     quantized = converted(lambda m, x: F.linear(m.l(x), x), torch.randn(3, 4))
-    first, second = quantized.layers
+    first, second = quantized.layer_decisions
     assert first.quantized
     assert not second.quantized
     assert "computed from inputs" in second.reason
@@ -305,7 +307,7 @@ def test_weights_that_inputs_make_stay_float():
 )
 def test_layers_that_are_switched_off_stay_float(mapping):
     quantized = converted(lambda m, x: m.l(m.a(x).relu()), IMAGE[:, :, :, :4], mapping=mapping)
-    conv, linear = quantized.layers
+    conv, linear = quantized.layer_decisions
     assert conv.operator == "conv2d"
     assert not conv.quantized
     assert "switched off" in conv.reason
@@ -316,7 +318,7 @@ def test_layers_that_are_switched_off_stay_float(mapping):
 def test_the_longest_path_decides():
     names = (("layer1", None), ("layer1.conv2", Scheme()))
     prepared = prepare_graph(ResNet(), SchemeMapping(Scheme(), names), (torch.randn(1, 3, 32, 32),))
-    off = [d.name for d in prepared.layers if not d.quantized]
+    off = [d.name for d in prepared.layer_decisions if not d.quantized]
     assert off == ["layer1.conv1:conv2d:0"]
 
 
@@ -325,7 +327,7 @@ def test_symmetric_activations_are_int8():
     quantized = converted(lambda m, x: m.b(m.a(x)), mapping=mapping)
     for node in filter(is_dequantized, quantized.graph.nodes):
         assert node.args[3:] == (-128, 127, torch.int8)
-    assert {scale.zero_point for scale in quantized.scales().values()} == {0}
+    assert {scale.zero_point for scale in quantized.tensor_scales().values()} == {0}
 
 
 def test_weights_with_one_scale():
@@ -355,7 +357,7 @@ def test_nothing_to_quantize_is_an_error(function, mapping, reason):
 def test_batch_norms_that_cannot_be_folded_are_listed():
     model = nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).eval()
     prepared = prepare_graph(model, DEFAULT, (IMAGE,))
-    (norm,) = [d for d in prepared.layers if d.operator == "batch_norm"]
+    (norm,) = [d for d in prepared.layer_decisions if d.operator == "batch_norm"]
     assert norm.name == "0:batch_norm:0"
     assert "right before" in norm.reason
     unfolded = prepare_graph(model, DEFAULT, (IMAGE,), bn_folding=False)

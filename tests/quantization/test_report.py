@@ -117,7 +117,7 @@ def test_layers_are_in_the_order_of_execution_with_their_reasons():
 
 def test_scales_are_those_of_the_model():
     quantized = quantize(Net(), images())
-    scales = quantized.scales()
+    scales = quantized.tensor_scales()
     for layer in report(quantized, images()).layers:
         for tensor in [*layer.inputs, *([layer.output] if layer.output else [])]:
             assert (tensor.scale, tensor.zero_point) == scales[tensor.name][:2]

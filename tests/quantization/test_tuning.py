@@ -56,7 +56,7 @@ def test_the_sensitive_layer_is_left_in_floating_point(eval_func):
     assert tuned.trials[-1].floating == ("fragile:linear:0",)
     assert tuned.trials[-1].is_accurate
     assert len(tuned.trials) == 4
-    rows = {layer.name: layer.quantized for layer in tuned.layers}
+    rows = {layer.name: layer.quantized for layer in tuned.layer_decisions}
     assert rows["sturdy:linear:0"]
     assert not rows["fragile:linear:0"]
     assert agreement(quantization.convert(tuned)) > 0.95
@@ -106,7 +106,10 @@ def test_calib_func_and_op_type_dict_are_used():
         accuracy_criterion={"relative": 1},
     )
     assert len(calls) == 5
-    assert {d.operator: d.quantized for d in tuned.layers} == {"conv1d": True, "linear": False}
+    assert {d.operator: d.quantized for d in tuned.layer_decisions} == {
+        "conv1d": True,
+        "linear": False,
+    }
 
 
 def test_what_cannot_be_is_a_typed_error():
