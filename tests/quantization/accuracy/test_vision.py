@@ -37,7 +37,7 @@ def test_dead_and_constant_channels_have_finite_results(lite0, quantized):
     state = lite0.model.state_dict()
     factors = [value for name, value in state.items() if "_bn" in name and name.endswith("weight")]
     assert any(bool((factor.abs() < 1e-6).any()) for factor in factors)
-    assert all(scale.scale > 0 for scale in quantized.scales().values())
+    assert all(scale.scale > 0 for scale in quantized.tensor_scales().values())
     black = torch.full_like(lite0.batches[0][0][:2], -127 / 128)
     assert quantized(black).isfinite().all()
 
@@ -47,5 +47,5 @@ def test_images_of_one_color_calibrate_without_nan(lite0):
     zeros = torch.zeros_like(black)
     for image in (black, zeros):
         quantized = quantize(lite0.model, default_static_qconfig, [(image,)])
-        assert all(scale.scale > 0 for scale in quantized.scales().values())
+        assert all(scale.scale > 0 for scale in quantized.tensor_scales().values())
         assert quantized(image).isfinite().all()
