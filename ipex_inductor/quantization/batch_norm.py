@@ -59,7 +59,15 @@ def _find_obstacle(norm: Node) -> str:
     tensors = [*layer.args[1:3], *norm.args[1:5]]
     if not all(is_constant(t) for t in tensors if isinstance(t, Node)):
         return "its weights are computed from inputs"
+    if any(t in _nodes_after(layer) for t in tensors if isinstance(t, Node)):
+        return "its weights are computed after the layer before it"
     return ""
+
+
+def _nodes_after(node: Node) -> set[Node]:
+    """Return the nodes that run after a node."""
+    order = list(node.graph.nodes)
+    return set(order[order.index(node) :])
 
 
 def _has_norm_axis(layer: Node) -> bool:

@@ -1,6 +1,7 @@
 """Capture of a model as a graph of torch-level operators, whose parameters are the model's."""
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,7 @@ DROPOUTS = {
     *(aten.alpha_dropout.default, aten.alpha_dropout_.default),
 }
 GUARDS = "_guards_fn"  # node and module by which torch.export checks sizes of inputs
+EXPORT_LOCK = threading.RLock()  # torch.export changes state of the process
 LAYER = "layer"  # key of a node's meta: its `Layer`
 
 
@@ -55,9 +57,9 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Return the graph of `torch.export`, of any sizes.
 
     A dimension of size 1 may be a batch or broadcast. The first is for a batch, others broadcast;
-    if that fails all of them broadcast.
+    if that fails all of them broadcast. One thread at a time captures.
     """
-    with ExitStack() as stack:
+    with EXPORT_LOCK, ExitStack() as stack:
         stack.enter_context(_in_eval_mode(model))
         stack.enter_context(torch.no_grad())
         for device in {"cpu", *(p.device.type for p in model.parameters())}:

@@ -5,6 +5,7 @@ runs under a mode that replaces `torch.nn.functional.linear`, whoever calls it.
 """
 
 import copy
+import copyreg
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -140,7 +141,7 @@ def convert_dynamic(prepared: nn.Module) -> nn.Module:
     """Return a copy of a prepared model whose linear and recurrent layers round in each call.
 
     It has the class, methods and state dict of the model, and shares its parameters. It can be
-    compiled, exported and traced.
+    compiled, exported, traced and pickled.
     """
     converted = share_copy(prepared)
     for module in converted.modules():
@@ -184,14 +185,40 @@ def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[s
 
 def _wrap(copied: nn.Module, scheme: Scheme | None) -> None:
     """Give a copied module a class whose forward runs under a mode."""
-    kind = type(copied)
+    copied.__class__ = _rounding_class(type(copied), scheme)
+
+
+def _rounding_class(kind: type[nn.Module], scheme: Scheme | None) -> type[nn.Module]:
+    """Return a class whose forward runs under a mode; pickles name the class it is made from."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         with RoundingMode(scheme):
             return kind.forward(self, *args, **kwargs)
 
-    body = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
-    copied.__class__ = type(kind.__name__, (kind,), body)
+    def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
+        reduced: Any = kind.__reduce_ex__(self, max(int(protocol), 2))
+        create, args, *state = reduced
+        if create is not copyreg.__newobj__:  # type: ignore[attr-defined]
+            raise QuantizationError(
+                "modules that pickle as Python's objects do",
+                f"{kind.__qualname__}, which has a __reduce__ or __getnewargs_ex__ of its own",
+                "Save the state_dict, and quantize the model anew where it is loaded.",
+            )
+        return _make_rounding, (kind, scheme, *args[1:]), *state
+
+    body = {
+        "forward": forward,
+        "__reduce_ex__": reduce,
+        "__module__": kind.__module__,
+        "__doc__": kind.__doc__,
+    }
+    return type(kind.__name__, (kind,), body)
+
+
+def _make_rounding(kind: type[nn.Module], scheme: Scheme | None, *args: Any) -> nn.Module:
+    """Return an empty module of a rounding class, for pickles and copies."""
+    rounding = _rounding_class(kind, scheme)
+    return rounding.__new__(rounding, *args)
 
 
 def share_copy(model: nn.Module) -> nn.Module:

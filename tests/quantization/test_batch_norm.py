@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from ipex_inductor.quantization.batch_norm import fold_batch_norms
@@ -109,5 +110,28 @@ def test_not_folded(model, shape, reason):
     assert not done.layer
     assert reason in done.reason
     x = torch.randn(3, *shape[1:])
+    with torch.no_grad():
+        assert torch.equal(captured(x), model(x))
+
+
+class Shifted(nn.Module):
+    """A batch norm whose weight is computed after the convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 6, 3), fill(nn.BatchNorm2d(6))
+
+    def forward(self, x):
+        x, norm = self.conv(x), self.norm
+        weight = norm.weight + 1
+        return F.batch_norm(x, norm.running_mean, norm.running_var, weight, norm.bias)
+
+
+def test_a_weight_computed_after_the_layer_is_a_reason():
+    model, shape = Shifted().eval(), (1, 4, 9, 9)
+    captured, (done,) = fold(model, shape)
+    captured.graph.lint()
+    assert "after the layer" in done.reason
+    x = torch.randn(*shape)
     with torch.no_grad():
         assert torch.equal(captured(x), model(x))

@@ -1,5 +1,7 @@
 """Captured graphs: shared parameters, stable names, any sizes; the caller's module stays."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -210,6 +212,26 @@ def test_dropout_of_inference_and_whole_slices_are_no_nodes():
 def test_conversions_leave_no_checks_of_dtypes():
     captured = capture_graph(Function(lambda x: x.half().to(torch.float32) * 2), (X,))
     assert operators(captured) == {"to": 2, "mul": 1}
+
+
+def test_threads_capture_models_of_their_own():
+    errors = []
+
+    def capture():
+        try:
+            for _ in range(4):
+                model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3))
+                capture_graph(model, (torch.randn(2, 3, 9, 9),))
+        except QuantizationError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=capture) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert not torch.compiler.is_compiling()
 
 
 class Function(nn.Module):

@@ -1,5 +1,7 @@
 """Dynamic quantization: the caller's model stays, linear layers round row by row."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -217,3 +219,37 @@ def test_what_is_switched_off_is_not_rounded_by_what_is_around(kind, compiled):
             pytest.skip("Dynamo breaks graphs at LSTM")
         converted = torch.compile(converted, backend="eager")
     torch.testing.assert_close(converted(x), net(x), atol=1e-6, rtol=1e-6)
+
+
+@torch.no_grad()
+def test_converted_models_are_pickled():
+    import pickle
+
+    net, x = Net().eval(), torch.randn(2, 5, 8)
+    converted = quantize(net)
+    loaded = pickle.loads(pickle.dumps(converted))  # noqa: S301
+    assert isinstance(loaded, Net)
+    assert loaded.ipex_layers == converted.ipex_layers
+    assert torch.equal(loaded(x), converted(x))
+    assert torch.equal(copy.deepcopy(converted)(x), converted(x))
+
+
+class Reduced(nn.Module):
+    """A model that pickles in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def __reduce__(self):
+        return Reduced, (), self.__dict__
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def test_a_pickle_that_would_lose_the_rounding_is_refused():
+    import pickle
+
+    with pytest.raises(QuantizationError, match="state_dict"):
+        pickle.dumps(quantize(Reduced()))

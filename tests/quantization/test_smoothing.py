@@ -54,8 +54,8 @@ def test_factors_are_those_of_the_formula_and_shared():
     assert [len(tensor.weights) for tensor in tensors] == [2, 1]
     weights = torch.cat([net.query.weight, net.key.weight]).abs().amax(0)
     expected = torch.cat(inputs).abs().amax(0) ** 0.3 / weights**0.7
-    torch.testing.assert_close(quantized._smooth_0, expected)
-    torch.testing.assert_close(quantized._unsmooth_0, 1 / expected)
+    torch.testing.assert_close(quantized._ipex_smooth_0, expected)
+    torch.testing.assert_close(quantized._ipex_unsmooth_0, 1 / expected)
 
 
 def test_without_sharing_each_layer_has_its_factors():
