@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization.capture import LAYER
+from ipex_inductor.quantization.capturing.capture import LAYER
 from ipex_inductor.quantization.files.old_summary import OldEntry
 from ipex_inductor.quantization.files.summary import Summary, plain_operator
 from ipex_inductor.quantization.files.summary_file import LayerEntry, read_summary, write_summary

@@ -1,0 +1,1 @@
+"""Capture of models as graphs, whose in-place operators become ordinary ones."""
