@@ -73,7 +73,7 @@ ROOMS = (
     "ipex_inductor.passes.weights",
     "ipex_inductor.prebuild",
     "ipex_inductor.quantization",
-    "ipex_inductor.quantization.capturing",
+    "ipex_inductor.quantization.graphs",
     "ipex_inductor.quantization.files",
     "ipex_inductor.reporting",
     "ipex_inductor.runtime",

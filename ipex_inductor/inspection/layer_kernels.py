@@ -13,9 +13,9 @@ from ipex_inductor import compat
 from ipex_inductor.capture.policy import at_once
 from ipex_inductor.inspection.capture_reports import compile_reporting
 from ipex_inductor.inspection.kernel_times import KernelTime, recorded_kernels, time_nodes
-from ipex_inductor.quantization.capturing.capture import LAYER
+from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.converted import QuantizedModel
-from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
+from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.operators import ACTIVATIONS, ADDS, LAYERS, readers
 from ipex_inductor.reporting.decisions import GraphReport
 

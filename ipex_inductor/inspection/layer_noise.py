@@ -17,9 +17,9 @@ from torch.fx import Graph, Interpreter, Node
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.batch_norm import fold_batch_norms
-from ipex_inductor.quantization.capturing.capture import LAYER, capture_graph
+from ipex_inductor.quantization.capture import LAYER, capture_graph
 from ipex_inductor.quantization.converted import QuantizedModel
-from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
+from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

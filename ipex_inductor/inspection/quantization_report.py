@@ -20,7 +20,7 @@ from ipex_inductor.errors import QuantizationError
 from ipex_inductor.inspection.kernel_times import TIMED_RUNS
 from ipex_inductor.inspection.layer_kernels import LayerKernel, find_kernels
 from ipex_inductor.inspection.layer_noise import Comparison, compare_graphs
-from ipex_inductor.quantization.capturing.capture import LAYER
+from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.recipe import LayerDecision
 from ipex_inductor.quantization.scheme import TensorScale

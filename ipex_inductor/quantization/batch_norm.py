@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ipex_inductor.quantization.capturing.capture import LAYER, tensor_type
+from ipex_inductor.quantization.capture import LAYER, tensor_type
 from ipex_inductor.quantization.operators import WEIGHTED, is_constant, readers
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from ipex_inductor.quantization.capturing.capture import tensor_type
+from ipex_inductor.quantization.capture import tensor_type
 from ipex_inductor.quantization.operators import WEIGHTED
 from ipex_inductor.quantization.recipe import QuantizedWeight
 

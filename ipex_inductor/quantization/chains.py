@@ -4,7 +4,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ipex_inductor.quantization.capturing.capture import LAYER
+from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.operators import ACTIVATIONS, ADDS, LAYERS, readers
 
 

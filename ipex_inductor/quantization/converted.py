@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter
 
-from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
+from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.recipe import LayerDecision
 from ipex_inductor.quantization.reference_graph import ReferenceGraph

@@ -9,11 +9,11 @@ from torch import nn
 from torch.fx import GraphModule
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.quantization.capturing.capture import LAYER
+from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.files.old_summary import OldEntry
 from ipex_inductor.quantization.files.summary import Summary, plain_operator
 from ipex_inductor.quantization.files.summary_file import LayerEntry, read_summary, write_summary
-from ipex_inductor.quantization.model_graph import share_state
+from ipex_inductor.quantization.graphs.model_graph import share_state
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.recipe import LayerDecision, Plan, plan_graph
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping, TensorScale

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ipex_inductor.quantization.capturing.in_place import CHANGED
+from ipex_inductor.quantization.graphs.in_place import CHANGED
 
 aten = torch.ops.aten
 

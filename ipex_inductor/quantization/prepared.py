@@ -10,8 +10,8 @@ from torch.fx import Graph, GraphModule, Node
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.batch_norm import Fold, fold_batch_norms
 from ipex_inductor.quantization.bias_correction import is_corrected, make_mean_observer
-from ipex_inductor.quantization.capturing.capture import LAYER, capture_graph
-from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph
+from ipex_inductor.quantization.capture import LAYER, capture_graph
+from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph
 from ipex_inductor.quantization.observers import Observer, make_observer
 from ipex_inductor.quantization.recipe import LayerDecision, Plan, plan_graph
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping, TensorScale

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
-from ipex_inductor.quantization.capturing.capture import LAYER
+from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.chains import chain_layer, is_residual_operand
 from ipex_inductor.quantization.operators import (
     ADDS,

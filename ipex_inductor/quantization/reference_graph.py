@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from ipex_inductor import compat
 from ipex_inductor.quantization.bias_correction import correct_bias, is_corrected
-from ipex_inductor.quantization.capturing.capture import LAYER, tensor_type
+from ipex_inductor.quantization.capture import LAYER, tensor_type
 from ipex_inductor.quantization.operators import VIEWS
 from ipex_inductor.quantization.recipe import Plan, QuantizedWeight
 from ipex_inductor.quantization.scheme import MIN_SCALE, TensorScale

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.converted import QuantizedModel
-from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
+from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.rounding import dequantize_plainly, quantize_plainly
 
 aten = torch.ops.aten

@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ipex_inductor.errors import QuantizationError, SummaryFileError
 from ipex_inductor.quantization.batch_norm import fold_batch_norms
-from ipex_inductor.quantization.capturing.capture import LAYER, capture_graph
+from ipex_inductor.quantization.capture import LAYER, capture_graph
 from ipex_inductor.quantization.converted import QuantizedModel, convert_prepared
 from ipex_inductor.quantization.operators import is_constant
 from ipex_inductor.quantization.prepared import PreparedModel, observe_graph

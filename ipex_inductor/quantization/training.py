@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.converted import QuantizedModel
-from ipex_inductor.quantization.model_graph import ModelGraph, copy_graph, share_state
+from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 
 
 def prepare_qat(model: nn.Module) -> nn.Module:

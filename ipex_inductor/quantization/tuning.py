@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.model_graph import refuse_names
+from ipex_inductor.quantization.graphs.model_graph import refuse_names
 from ipex_inductor.quantization.model_summary import plan_without
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.preparing import as_tuple, convert, prepare

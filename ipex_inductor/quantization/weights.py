@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ipex_inductor.quantization.capturing.capture import LAYER
+from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.recipe import QuantizedWeight
 from ipex_inductor.quantization.scheme import MIN_SCALE

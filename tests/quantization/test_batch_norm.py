@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipex_inductor.quantization.batch_norm import fold_batch_norms
-from ipex_inductor.quantization.capturing.capture import capture_graph
+from ipex_inductor.quantization.capture import capture_graph
 from support.int8_models import operators
 
 # Of values around 1: two roundings of the weight more than without folding, summed over the window.

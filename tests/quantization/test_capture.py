@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.capturing.capture import capture_graph
-from ipex_inductor.quantization.capturing.in_place import CHANGED
+from ipex_inductor.quantization.capture import capture_graph
+from ipex_inductor.quantization.graphs.in_place import CHANGED
 from support.int8_models import ResNet, operators
 from support.tiny_models import build
 

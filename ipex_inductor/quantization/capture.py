@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.capturing.in_place import replace_in_place_ops
-from ipex_inductor.quantization.model_graph import refuse_names, share_state
+from ipex_inductor.quantization.graphs.in_place import replace_in_place_ops
+from ipex_inductor.quantization.graphs.model_graph import refuse_names, share_state
 from ipex_inductor.quantization.scheme import Layer, paths_around
 
 aten = torch.ops.aten

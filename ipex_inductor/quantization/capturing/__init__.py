@@ -1,1 +1,0 @@
-"""Capture of models as graphs, whose in-place operators become ordinary ones."""

@@ -1,0 +1,1 @@
+"""Graph modules with quantized values, and in-place operators in their graphs."""
