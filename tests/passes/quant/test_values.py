@@ -134,7 +134,7 @@ def test_zero_points_of_weights(make_zeros, is_known: bool) -> None:  # type: ig
         zeros = node.args[2]
         never = zeros.args[0]  # no scale is less than itself
         assert never.target is torch.ops.aten.lt.Tensor
-        assert zeros.args[0] is node.args[1]
+        assert never.args == (node.args[1], node.args[1])
 
 
 def test_weights_with_one_scale_and_transposed() -> None:
