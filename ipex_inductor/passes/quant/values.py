@@ -191,7 +191,7 @@ def is_zero(value: Any) -> bool:
     if not isinstance(value, Node):
         return value is None or bool(value == 0)
     is_full_of_zeros = value.target is aten.full.default and bool(value.args[1] == 0)
-    return is_full_of_zeros or _is_less(value)
+    return is_full_of_zeros or value.target is aten.zeros_like.default or _is_less(value)
 
 
 def _is_less(value: Node) -> bool:
