@@ -39,7 +39,7 @@ SHOWN = 5  # names that an error lists
 
 
 class SchemeEntry(msgspec.Struct):
-    """How a layer is quantized, as far as its scales do not say it."""
+    """Settings of a quantized layer beside its scales."""
 
     symmetric: bool
     per_channel: bool

@@ -24,7 +24,7 @@ from ipex_inductor.quantization.smoothing import (
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """How a model was quantized, as its file needs it: schemes by layer, factors by tensor."""
+    """Settings by which a model was quantized: schemes by layer, factors by tensor."""
 
     schemes: dict[str, Scheme]
     bn_folding: bool

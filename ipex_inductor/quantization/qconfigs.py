@@ -18,7 +18,7 @@ from ipex_inductor.quantization.scheme import Choices, Layer, Scheme, SchemeMapp
 
 @dataclass(frozen=True)
 class SmoothQuant:
-    """How factors are computed: x_max^alpha / w_max^(1 - alpha) for each input channel.
+    """Settings of SmoothQuant: factors x_max^alpha / w_max^(1 - alpha) of each input channel.
 
     With `share`, linear layers that read one tensor share the factors.
     """

@@ -62,7 +62,7 @@ class QuantizedWeight:
 
 @dataclass
 class Plan:
-    """What will be quantized in a graph.
+    """Tensors, layers and weights of a graph that will be quantized.
 
     `order` are the nodes of the graph. `tensors` are those whose output is quantized, with their
     schemes. `reads` are pairs of a node and its argument that is read quantized. `moved` are

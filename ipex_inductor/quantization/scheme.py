@@ -14,7 +14,7 @@ MIN_SCALE = 2.0**-40
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one layer is quantized.
+    """Settings by which one layer is quantized.
 
     `symmetric` activations are int8 with zero point 0, others uint8 with a zero point.
     `observer` is "min_max", "moving_average", "histogram" or "percentile"; `observer_args` are its
@@ -47,7 +47,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class SchemeMapping:
-    """Which scheme a layer gets; None leaves it in floating point.
+    """Schemes by layer, operator and class; None leaves a layer in floating point.
 
     The first that matches decides: the layer's name or the longest path of its module or of one
     around it (`by_module_name`), operator, class of the module or of one around it, default.

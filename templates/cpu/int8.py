@@ -224,7 +224,7 @@ def call(
         words = BINARY[binary], UNARY[unary], list(scalars), out.dtype
         operands = (x, weight, factors, scales, other)
         out.copy_(
-            torch.ops.ipex.int8_conv(*operands, *map(_listed, window), *words)
+            torch.ops.ipex.int8_conv(*operands, *map(_as_list, window), *words)
             if window
             else torch.ops.ipex.int8_linear(*operands, row_scales, *words)
         )
@@ -285,7 +285,7 @@ def pool(x: Tensor, *rest: Any, out: Tensor) -> None:
     _kernel("int8_max_pool")(_flat(numbers), x.dtype == torch.int8, x.data_ptr(), out.data_ptr())
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -112,19 +112,10 @@ def int8_factors(
     return torch.stack([factors, offsets, *zeros]).float()
 
 
-@int8_factors.register_fake
-def _(
-    x_scale: Tensor,
-    x_zero_point: Tensor,
-    weight: Tensor,
-    weight_scale: Tensor,
-    weight_zero_point: Tensor | None,
-    bias: Tensor | None,
-    shift: int,
-    groups: int,
-) -> Tensor:
-    lines = 2 if weight_zero_point is None else 3
-    return weight.new_empty(lines, weight.shape[0], dtype=torch.float32)
+@fake(int8_factors)
+def _(call: Arguments) -> object:
+    lines = 2 if call.weight_zero_point is None else 3
+    return call.weight.new_empty(lines, call.weight.shape[0], dtype=torch.float32)
 
 
 @op("int8_row_factors")
@@ -148,9 +139,9 @@ def int8_row_factors(weight: Tensor, weight_scale: Tensor, bias: Tensor | None) 
     return torch.stack([factors, offsets, biases]).float()
 
 
-@int8_row_factors.register_fake
-def _(weight: Tensor, weight_scale: Tensor, bias: Tensor | None) -> Tensor:
-    return weight.new_empty(3, weight.shape[0], dtype=torch.float32)
+@fake(int8_row_factors)
+def _(call: Arguments) -> object:
+    return call.weight.new_empty(3, call.weight.shape[0], dtype=torch.float32)
 
 
 @op("int8_scales")
@@ -182,17 +173,9 @@ def int8_scales(
     return _join([x_zero_point, other_scale, other_zero_point, *own])
 
 
-@int8_scales.register_fake
-def _(
-    x_zero_point: Tensor,
-    other_scale: Tensor | None,
-    other_zero_point: Tensor | None,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    least: int,
-    most: int,
-) -> Tensor:
-    return x_zero_point.new_empty(SCALES, dtype=torch.float32)
+@fake(int8_scales)
+def _(call: Arguments) -> object:
+    return call.x_zero_point.new_empty(SCALES, dtype=torch.float32)
 
 
 @op("int8_bmm_scales")
@@ -225,18 +208,9 @@ def int8_bmm_scales(
     return _join([a_scale, b_scale, a_zero_point, b_zero_point, *own])
 
 
-@int8_bmm_scales.register_fake
-def _(
-    a_scale: Tensor,
-    a_zero_point: Tensor,
-    b_scale: Tensor,
-    b_zero_point: Tensor,
-    scale: Tensor | None,
-    zero_point: Tensor | None,
-    least: int,
-    most: int,
-) -> Tensor:
-    return a_scale.new_empty(SCALES + 1, dtype=torch.float32)
+@fake(int8_bmm_scales)
+def _(call: Arguments) -> object:
+    return call.a_scale.new_empty(SCALES + 1, dtype=torch.float32)
 
 
 def _result_scales(
@@ -291,7 +265,9 @@ def int8_conv(
         [B, O, *size']: channels-last if x is, else contiguous.
     """
     outs = factors.shape[1]
-    plain = _centered(plain_weight(weight, [outs, x.shape[1] // groups, *window], groups), factors)
+    plain = _subtract_zero_points(
+        plain_weight(weight, [outs, x.shape[1] // groups, *window], groups), factors
+    )
     convolve = F.conv2d if x.dim() == 4 else F.conv3d
     values = F.pad(x.double() - scales[0], pad_sizes(padding, len(stride)))
     sums = convolve(values, plain, None, stride, 0, dilation, groups)
@@ -351,7 +327,7 @@ def int8_linear(
         value = (product * row_scales.double() + factors[2].double()).float()
         result = _apply_epilogue(value, scales, other, words)
     else:
-        centered = _centered(plain, factors)
+        centered = _subtract_zero_points(plain, factors)
         sums = F.linear(x.double() - scales[0], centered)
         result = _finish(sums, x, centered.sum(1), factors[:2], scales, other, -1, 1, words)
     return _quantize(result, scales, dtype).contiguous()
@@ -439,7 +415,7 @@ def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     return rows.reshape(shape[0], taps, shape[1]).transpose(1, 2).reshape(list(shape))
 
 
-def _centered(weight: Tensor, factors: Tensor) -> Tensor:
+def _subtract_zero_points(weight: Tensor, factors: Tensor) -> Tensor:
     """Return a weight in fp64 without its zero points, which `factors` may have as third line."""
     if len(factors) == 2:
         return weight.double()

@@ -16,6 +16,7 @@ from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.gemm.linear import LinearArgs
 from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT, is_depthwise
 from ipex_inductor.passes.engine.packable import find_symbols, is_transpose
+from ipex_inductor.passes.engine.rule import equal_shapes
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import compute_value, keep_strides
 from ipex_inductor.passes.quant.values import (
@@ -365,7 +366,7 @@ def _check_addend(node: Node, addend: Any) -> None:
     value = _value(addend)
     if value.dtype not in int8.NUMBERS:
         raise _Refused(f"kernels take no addend in {value.dtype}")
-    if [*value.shape] != [*_value(node).shape]:
+    if not equal_shapes(value, _value(node)):
         raise _Refused("the addend has another shape than the result")
 
 

@@ -1,4 +1,4 @@
-"""In-place operators of a captured graph, replaced by those that return a new tensor."""
+"""Replace in-place operators of a captured graph by those that return a new tensor."""
 
 import operator
 from collections.abc import Iterator
