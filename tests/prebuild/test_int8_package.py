@@ -2,10 +2,10 @@
 
 import torch
 import torch.nn.functional as F
-from support.int8_nets import Conv, Linear, Quantize
 from torch import nn
 
 import ipex_inductor
+from support.int8_nets import Conv, Linear, Quantize
 
 
 class Net(nn.Module):
