@@ -53,7 +53,7 @@ def _register() -> None:
         weight_stationary,
     )
     from ipex_inductor.lowerings.pointwise import cat, foreach, moments, relu_masks
-    from ipex_inductor.lowerings.quant import int8
+    from ipex_inductor.lowerings.quant import int8, int8_scaled
 
     blocked.register()
     cat.register()
@@ -65,6 +65,7 @@ def _register() -> None:
     foreach.register()
     glu.register()
     int8.register()
+    int8_scaled.register()
     cached_primitives.register()
     linear.register()
     moments.register()

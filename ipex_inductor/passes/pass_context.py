@@ -33,7 +33,7 @@ class PassSettings:
         rules_off: Names of rules that are off; "*" for all.
         training: Whether the graph is for training.
         choose: Returns the call that computes an op of ours on a GPU.
-        why_not_int8: Returns why kernels on 8-bit integers are not available, or None.
+        why_not_int8: Returns why kernels on 8-bit integers of a device are not available, or None.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.
     """
 
@@ -41,7 +41,7 @@ class PassSettings:
     training: bool = False
     choose: Choose = library.nothing
     dtypes: frozenset[torch.dtype] = frozenset()
-    why_not_int8: Callable[[], str | None] = lambda: "this graph calls no int8 kernels"
+    why_not_int8: Callable[[torch.device], str | None] = lambda _: "int8 kernels are not called"
 
 
 @dataclass

@@ -34,7 +34,8 @@ MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef"
 # Our templates, which are candidates beside a library's calls and not in Inductor's lists.
 CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
 TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool", "preactivated")
-FAMILIES = (*CONVOLUTIONS, *TOGETHER, "streamed", "persistent", "pipelined", "gated")
+INT8 = ("int8_gemm", "int8_streamed", "int8_conv", "int8_boxes")
+FAMILIES = (*CONVOLUTIONS, *TOGETHER, *INT8, "streamed", "persistent", "pipelined", "gated")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))

@@ -9,12 +9,14 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, without_gaps
+from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.conv import CHANNELS_LAST
 from ipex_inductor.ops.quant.int8 import is_depthwise
 from ipex_inductor.templates.cpu import int8
 
 ipex = torch.ops.ipex
+OLDEST = 80  # the first architecture whose tensor cores multiply integers as templates need
 
 
 class Int8Call(OurCall):
@@ -154,13 +156,24 @@ def _as_traced(result: Any) -> Any:
     return ir.ExternKernel.require_exact_strides(result, strides)
 
 
-def why_not(packaged: bool = False) -> str | None:
-    """Return why generated code cannot call the int8 kernels; None if it can.
+def why_not(packaged: bool, device: torch.device) -> str | None:
+    """Return why int8 kernels of a device cannot be called; None if they can.
 
     Args:
         packaged: whether the code is part of a package, or for other CPUs.
+        device: device of the product.
     """
-    return int8.why_not_in_cpp() if packaged else int8.why_not()
+    if device.type == "cpu":
+        return int8.why_not_in_cpp() if packaged else int8.why_not()
+    if torch.version.hip:
+        return "no int8 kernel for ROCm yet: it is computed as a float"
+    if packaged:
+        return "packages have no int8 kernels of GPUs yet: it is computed as a float"
+    arch = selector_hook.arch_of(device)
+    level = arch.split(":")[0].removeprefix("sm_")
+    if not level.isdigit() or int(level) < OLDEST:
+        return f"int8 kernels are for sm_{OLDEST} and later, not {arch}"
+    return None
 
 
 def register() -> None:

@@ -30,6 +30,7 @@ from ipex_inductor.lowerings.gemm import glu, linear
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.settings import settings_of
 from ipex_inductor.lowerings.problem.workload import problem_of
+from ipex_inductor.lowerings.quant import int8_scaled
 from ipex_inductor.lowerings.select import sycl_model
 
 Body = Callable[..., Tensor]
@@ -41,6 +42,8 @@ CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.conv_shortcut.default): residual.CALLS,
     str(torch.ops.ipex.conv_weight_grad.default): conv_weight.CALLS,
     str(torch.ops.ipex.gated_linear.default): glu.CALLS,
+    str(torch.ops.ipex.int8_conv.default): int8_scaled.CONV_CALLS,
+    str(torch.ops.ipex.int8_linear.default): int8_scaled.LINEAR_CALLS,
     str(torch.ops.ipex.linear.default): linear.CALLS,
 }
 

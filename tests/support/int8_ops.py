@@ -85,7 +85,7 @@ class Operands:
             ipex.int8_row_factors(*own, self.bias)
             if case.by_row
             else ipex.int8_factors(
-                *of_x, *own, self.weight_zero_point, self.bias, shift, case.groups
+                *of_x, *own, self.weight_zero_point, self.bias, shift, case.groups, []
             )
         )
         others = torch.tensor(OTHER_SCALE), torch.tensor(OTHER_ZERO_POINT)

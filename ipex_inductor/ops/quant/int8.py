@@ -4,6 +4,7 @@ The integers of an activation stand for `(x - zero_point) * scale`, those of a w
 `w * scale[o]`. A result is computed in fp32 from exact integer sums, and rounded once.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,14 @@ from ipex_inductor.errors import QuantizationError
 from ipex_inductor.ops.common import epilogue
 from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.ops.conv.conv import CHANNELS_LAST
+from ipex_inductor.ops.conv.geometry import sides
 
 PANEL = 16  # output channels that lie together in an arranged weight
 UNIT = 64  # K of an arranged weight is padded to a multiple of it
 INTEGERS = (torch.uint8, torch.int8)
 UNSIGNED = 255  # the largest of unsigned integers
 SHIFT = 128  # added to signed activations, which kernels read unsigned
+FEW_CHANNELS, WORD = 16, 4  # channels of an image that are few; bytes of a word
 SCALES = 7  # elements that `int8_scales` returns
 
 
@@ -30,8 +33,22 @@ def is_depthwise(shape: Sequence[int], groups: int) -> bool:
     return groups > 1 and shape[1] == 1
 
 
-def arranged_size(shape: Sequence[int], groups: int) -> int:
-    """Return the elements of an arranged weight of shape [O, C / groups, *window]."""
+def is_in_panels(weight: Tensor) -> bool:
+    """Return whether a weight is arranged for kernels of CPUs; those of GPUs read rows."""
+    return weight.device.type == "cpu"
+
+
+def padded_channels(channels: int) -> int:
+    """Return the channels of an image that kernels of GPUs read: whole words of 4 bytes if few."""
+    return channels if channels >= FEW_CHANNELS else -(-channels // WORD) * WORD
+
+
+def arranged_size(weight: Tensor, groups: int) -> int:
+    """Return the elements of an arranged weight [O, C / groups, *window]."""
+    shape = weight.shape
+    if not is_in_panels(weight):
+        channels = padded_channels(shape[1]) if len(shape) > 2 else shape[1]
+        return shape[0] * channels * math.prod(shape[2:])
     if is_depthwise(shape, groups):
         return math.prod(shape)
     depth = math.prod(shape[1:])
@@ -48,9 +65,13 @@ def int8_weight(weight: Tensor, groups: int) -> Tensor:
 
     Returns:
         Flat, in panels of 16 output channels: [groups, O / groups / 16, K / 4, 16, 4], where K
-            counts taps, then channels, zero-padded; of depthwise convolutions [taps, O].
+            counts taps, then channels, zero-padded; of depthwise convolutions [taps, O]. On a GPU
+            [O, K], with few channels padded to `padded_channels`.
     """
     taps_last = weight.flatten(2) if weight.dim() > 2 else weight.unsqueeze(2)
+    if not is_in_panels(weight):
+        wider = padded_channels(weight.shape[1]) - weight.shape[1] if weight.dim() > 2 else 0
+        return F.pad(taps_last.transpose(1, 2), (0, wider)).flatten()
     if is_depthwise(weight.shape, groups):
         return taps_last[:, 0].t().clone(memory_format=torch.contiguous_format).flatten()
     outs, depth = weight.shape[0] // groups, math.prod(weight.shape[1:])
@@ -62,7 +83,7 @@ def int8_weight(weight: Tensor, groups: int) -> Tensor:
 
 @int8_weight.register_fake
 def _(weight: Tensor, groups: int) -> Tensor:
-    return weight.new_empty(arranged_size(weight.shape, groups))
+    return weight.new_empty(arranged_size(weight, groups))
 
 
 @op("int8_factors")
@@ -75,6 +96,7 @@ def int8_factors(
     bias: Tensor | None,
     shift: int,
     groups: int,
+    edges: list[int],
 ) -> Tensor:
     """Return what turns integer sums into values: a factor and an offset of each output channel.
 
@@ -87,13 +109,18 @@ def int8_factors(
         bias: [O], or None.
         shift: 128 if the kernel adds it to signed activations, else 0.
         groups: number of groups.
+        edges: of `edges_of`, for a kernel that pads with zeros; empty for one that pads with the
+            zero point.
 
     Returns:
         [2, O] in fp32; [3, O] with the zero points of the weight as the last line. The kernel pads
             with the zero point of x, so a sum is too large by that times the sum of the weight;
-            depthwise convolutions subtract it before.
+            depthwise convolutions subtract it before. With `edges` [1 + classes, O]: from the third
+            line on, what is added at pixels of each class behind the first, as `class_of_pixels`
+            numbers them.
     """
-    if not 0 <= int(x_zero_point) + shift <= UNSIGNED:
+    least = 0 if is_in_panels(weight) else -SHIFT
+    if not least <= int(x_zero_point) + shift <= least + UNSIGNED:
         raise QuantizationError(
             "a zero point of an activation that its dtype holds",
             str(int(x_zero_point)),
@@ -108,6 +135,9 @@ def int8_factors(
         if weight_zero_point is not None:
             totals = totals - weight_zero_point * weight[0].numel()
         offsets = offsets - factors * totals * (x_zero_point + shift)
+    if edges:
+        missing = _sum_missing_taps(weight, edges) * x_zero_point
+        return torch.cat([factors[None], offsets[None], factors * missing[1:]]).float()
     zeros = [] if weight_zero_point is None else [weight_zero_point.expand(len(weight))]
     return torch.stack([factors, offsets, *zeros]).float()
 
@@ -115,7 +145,19 @@ def int8_factors(
 @fake(int8_factors)
 def _(call: Arguments) -> object:
     lines = 2 if call.weight_zero_point is None else 3
+    if call.edges:
+        lines = 1 + math.prod(most + 1 for most in call.edges)
     return call.weight.new_empty(lines, call.weight.shape[0], dtype=torch.float32)
+
+
+def _sum_missing_taps(weight: Tensor, edges: Sequence[int]) -> Tensor:
+    """Return the sums of the taps of [O, C, h, w] outside of the image: [classes, O] in fp64."""
+    taps, (height, width) = weight.sum(1, dtype=torch.int64).double(), weight.shape[2:]
+    sums = []
+    for above, below, before, after in itertools.product(*(range(most + 1) for most in edges)):
+        inside = taps[:, above : max(height - below, above), before : max(width - after, before)]
+        sums.append(taps.sum((1, 2)) - inside.sum((1, 2)))
+    return torch.stack(sums)
 
 
 @op("int8_row_factors")
@@ -128,11 +170,12 @@ def int8_row_factors(weight: Tensor, weight_scale: Tensor, bias: Tensor | None) 
         bias: [N], or None.
 
     Returns:
-        [3, N] in fp32, for activations in int8 with zero point 0, which kernels read shifted by
-            128. The bias is added behind the scale of a row.
+        [3, N] in fp32, for activations in int8 with zero point 0, which kernels of CPUs read
+            shifted by 128. The bias is added behind the scale of a row.
     """
     factors = weight_scale.double().expand(len(weight))
-    offsets = -SHIFT * factors * weight.sum(1, dtype=torch.int64)
+    shift = SHIFT if is_in_panels(weight) else 0
+    offsets = -shift * factors * weight.sum(1, dtype=torch.int64)
     biases = factors.new_zeros(len(weight))
     if bias is not None:
         biases = biases + bias.double()
@@ -222,8 +265,9 @@ def _result_scales(
 
 
 def _join(numbers: list[Any]) -> Tensor:
-    flat = [torch.as_tensor(0.0 if n is None else n).float().reshape(()) for n in numbers]
-    return torch.stack(flat)
+    device = next(n.device for n in numbers if isinstance(n, Tensor))
+    zeroed = (0.0 if n is None else n for n in numbers)
+    return torch.stack([torch.as_tensor(n, device=device).float().reshape(()) for n in zeroed])
 
 
 @op("int8_conv")
@@ -275,7 +319,7 @@ def int8_conv(
     result = _finish(
         sums, x, total, factors[:2], scales, other, 1, groups, (binary, unary, scalars)
     )
-    return _like(x, _quantize(result, scales, dtype))
+    return _like(x, quantize(result, scales, dtype))
 
 
 @fake(int8_conv)
@@ -325,12 +369,12 @@ def int8_linear(
     if row_scales is not None:
         product = F.linear(x.double(), plain.double() * factors[0].double()[:, None])
         value = (product * row_scales.double() + factors[2].double()).float()
-        result = _apply_epilogue(value, scales, other, words)
+        result = apply_epilogue(value, scales, other, words)
     else:
         centered = _subtract_zero_points(plain, factors)
         sums = F.linear(x.double() - scales[0], centered)
         result = _finish(sums, x, centered.sum(1), factors[:2], scales, other, -1, 1, words)
-    return _quantize(result, scales, dtype).contiguous()
+    return quantize(result, scales, dtype).contiguous()
 
 
 @fake(int8_linear)
@@ -354,7 +398,7 @@ def int8_bmm(a: Tensor, b: Tensor, scales: Tensor, factor: float, dtype: torch.d
     """
     a_values, b_values = a.double() - scales[2], b.double() - scales[3]
     both = scales[0] * scales[1] * factor
-    return _quantize((a_values @ b_values * both).float(), scales[1:], dtype)
+    return quantize((a_values @ b_values * both).float(), scales[1:], dtype)
 
 
 @fake(int8_bmm)
@@ -403,9 +447,76 @@ def pad_sizes(padding: Sequence[int], dims: int) -> list[int]:
     return [size for pair in reversed([*pairs]) for size in pair]
 
 
+def edges_of(
+    image: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    """Return the most taps outside of an image: above, below, before and after it.
+
+    Args:
+        image: size of the activation, [H, W].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+    """
+    axes = zip(
+        image,
+        sides(image, window, stride, padding, dilation),
+        window,
+        stride,
+        padding,
+        dilation,
+        strict=True,
+    )
+    edges: list[int] = []
+    for size, count, taps, step, pad, reach in axes:
+        past = (count - 1) * step - pad + (taps - 1) * reach - (size - 1)
+        edges += [min(taps, max(0, -(-outside // reach))) for outside in (pad, past)]
+    return tuple(edges)
+
+
+def class_of_pixels(
+    image: Sequence[int],
+    window: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Return a number for each output pixel, [H', W'], by its taps outside of the image.
+
+    Args:
+        image: size of the activation, [H, W].
+        window: size of the kernel, [h, w].
+        stride: of each dimension.
+        padding: of each dimension.
+        dilation: of each dimension.
+    """
+    edges = edges_of(image, window, stride, padding, dilation)
+    numbers = []
+    for axis, count in enumerate(sides(image, window, stride, padding, dilation)):
+        first = torch.arange(count) * stride[axis] - padding[axis]
+        past = first + (window[axis] - 1) * dilation[axis] - (image[axis] - 1)
+        most = edges[2 * axis : 2 * axis + 2]
+        missing = [
+            torch.clamp(
+                (outside + dilation[axis] - 1).div(dilation[axis], rounding_mode="floor"), 0, end
+            )
+            for outside, end in zip((-first, past), most, strict=True)
+        ]
+        numbers.append(missing[0] * (most[1] + 1) + missing[1])
+    return numbers[0][:, None] * ((edges[2] + 1) * (edges[3] + 1)) + numbers[1]
+
+
 def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:
     """Return a weight of shape [O, C / groups, *window], undoing `ipex::int8_weight`."""
     taps = math.prod(shape[2:])
+    if not is_in_panels(arranged):
+        rows = arranged.view(shape[0], taps, -1)[..., : shape[1]]
+        return rows.transpose(1, 2).reshape(list(shape))
     if is_depthwise(shape, groups):
         return arranged.view(taps, shape[0]).t().reshape(list(shape))
     outs, depth = shape[0] // groups, shape[1] * taps
@@ -416,8 +527,11 @@ def plain_weight(arranged: Tensor, shape: Sequence[int], groups: int) -> Tensor:
 
 
 def _subtract_zero_points(weight: Tensor, factors: Tensor) -> Tensor:
-    """Return a weight in fp64 without its zero points, which `factors` may have as third line."""
-    if len(factors) == 2:
+    """Return a weight in fp64 without its zero points, which `factors` may have as third line.
+
+    On a GPU weights have none, and further lines are of pixels at the border.
+    """
+    if len(factors) == 2 or not is_in_panels(weight):
         return weight.double()
     return weight.double() - factors[2].double().view(-1, *[1] * (weight.dim() - 1))
 
@@ -451,24 +565,34 @@ def _finish(
     factor, offset = (row.double().view(shape) for row in factors)
     # The offset holds the zero point times the totals, which these sums do not contain.
     is_depthwise_sum = groups > 1 and groups == x.shape[1]
-    shift = scales[0].double() + (SHIFT if x.dtype == torch.int8 else 0)
+    is_shifted = x.dtype == torch.int8 and is_in_panels(x)
+    shift = scales[0].double() + (SHIFT if is_shifted else 0)
     more = 0.0 if is_depthwise_sum else factor * totals.view(shape) * shift
     value = (sums * factor + offset + more).float()
-    return _apply_epilogue(value, scales, other, epilogue_words)
+    return apply_epilogue(value, scales, other, epilogue_words)
 
 
-def _apply_epilogue(
+def apply_epilogue(
     value: Tensor,
     scales: Tensor,
     other: Tensor | None,
     epilogue_words: tuple[str, str, Sequence[float]],
 ) -> Tensor:
+    """Return `unary(binary(value, other), *scalars)`, of an addend in integers by its scale.
+
+    Args:
+        value: in fp32.
+        scales: [7] of `ipex::int8_scales`.
+        other: the addend, or None.
+        epilogue_words: binary, unary, and scalars of the unary.
+    """
     if other is not None and other.dtype in INTEGERS:
         other = (other.float() - scales[2]) * scales[1]
     return epilogue.apply(value, None if other is None else other.float(), *epilogue_words)
 
 
-def _quantize(value: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+def quantize(value: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return values in `dtype`: integers by the scales [7] of a result, or floats."""
     if dtype not in INTEGERS:
         return value.to(dtype)
     steps = torch.round(value * scales[3]).clamp(scales[5], scales[6])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.ops.conv.conv_weight import ALONE
+from ipex_inductor.ops.quant import int8_scaled
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import Table, inline
 from ipex_inductor.passes.fusion import joined
@@ -23,6 +24,9 @@ Node = torch.fx.Node
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+# Ops of ours, and functions that compute them on a GPU by torch's ops.
+BODIES = {**REFERENCES, **int8_scaled.BODIES}
+POOL = torch.ops.ipex.int8_max_pool.default
 GPUS = ("cuda", "xpu")
 NARROW = 32  # the most output channels for which libraries have no good kernel
 
@@ -127,8 +131,11 @@ def place(
                 _adopt_layer(node)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     joined.place(graph, choose, weights, table, report, traced)
+    for node in graph.find_nodes(op="call_function", target=POOL):
+        if node.meta["val"].device.type != "cpu":
+            inline(graph, node, int8_scaled.compute_max_pool, table, traced, restrides=False)
     for node in list(graph.nodes):
-        if node.target not in REFERENCES or node.meta["val"].device.type == "cpu":
+        if node.target not in BODIES or node.meta["val"].device.type == "cpu":
             continue
         body, kind, reason = choose(node)
         if body is not None and _takes_bias(node, weights):
@@ -138,7 +145,7 @@ def place(
         inline(
             graph,
             node,
-            body or REFERENCES[node.target],
+            body or BODIES[node.target],
             table,
             traced,
             origins=True,

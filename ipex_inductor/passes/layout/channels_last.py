@@ -106,9 +106,10 @@ def is_on_cpu_or_gpu(node: Node) -> bool:
 def _images(node: Node) -> list[Node]:
     """Return the activations of a convolution, and on a GPU its weight.
 
-    On a CPU the weight is packed, whatever its layout.
+    On a CPU the weight is packed, whatever its layout, and a weight of integers on a GPU too.
     """
-    numbers = IMAGES[node.target] + (WEIGHT,) * _on_gpu(node)
+    is_arranged = node.target is torch.ops.ipex.int8_conv.default
+    numbers = IMAGES[node.target] + (WEIGHT,) * (_on_gpu(node) and not is_arranged)
     operands = (node.args[number] for number in numbers if number < len(node.args))
     return [operand for operand in operands if isinstance(operand, Node)]
 

@@ -5,7 +5,6 @@ becomes one call on integers if it reads dequantized values and a dequantized we
 node behind it is part of the call.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,80 +13,48 @@ import torch
 
 from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.gemm.linear import LinearArgs
-from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT, is_depthwise
+from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT, edges_of
 from ipex_inductor.passes.engine.packable import find_symbols, is_transpose
-from ipex_inductor.passes.engine.rule import equal_shapes
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import compute_value, keep_strides
+from ipex_inductor.passes.quant.limits import (
+    FLOATS,
+    Product,
+    Refused,
+    check_addend,
+    check_product,
+)
 from ipex_inductor.passes.quant.values import (
     CASTS,
     Quantized,
     Reader,
     is_quantize,
-    is_zero,
     read_result,
     read_weight,
+    use_signed_integers,
 )
 from ipex_inductor.reporting.decisions import GraphReport
-from ipex_inductor.templates.cpu import int8
 
 Node = torch.fx.Node
 aten, ipex = torch.ops.aten, torch.ops.ipex
 
 NAME = "int8"
-EXACT_DEPTH = 1 << 16  # K from which sums of products of 8 bits may overflow 32 bits
-LONGEST_ROW = 128  # taps of a depthwise convolution that are summed up in floats
-FLOATS = (torch.float32, torch.bfloat16)
 # Moves of elements between a product and its quantization, which integers take instead.
 RESHAPES = {aten.view.default: aten.reshape.default}
 MOVES = {*RESHAPES, aten.reshape.default, aten.permute.default, aten.unsqueeze.default}
 
 
-@dataclass(frozen=True)
-class Product:
-    """A convolution or linear layer of the graph with its epilogue.
-
-    Args:
-        x: the activation.
-        weight: the weight [O, K] or [O, C / groups, *window].
-        bias: [O], or None.
-        other: the addend, or None.
-        window: stride, padding, dilation and groups of a convolution; None for a linear layer.
-        binary: name in `ops/common/epilogue.py`.
-        unary: name in `ops/common/epilogue.py`.
-        scalars: arguments of the unary.
-    """
-
-    x: Any
-    weight: Any
-    bias: Any = None
-    other: Any = None
-    window: tuple[Any, ...] | None = None
-    binary: str = "none"
-    unary: str = "none"
-    scalars: tuple[Any, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Return the name as rules spell it: `conv+add+relu`."""
-        parts = ["linear" if self.window is None else "conv", self.binary, self.unary]
-        return "+".join(part for part in parts if part != "none")
-
-
-class _Refused(Exception):
-    """A product that stays in floating point; the text says why."""
-
-
 def quantize_products(
-    graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], str | None]
+    graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[torch.device], str | None]
 ) -> int:
     """Compute products between quantized values on integers; return how many.
 
     Args:
         graph: the graph, changed in place.
         report: gets the decisions.
-        why_not: returns why the kernels are not available, or None.
+        why_not: returns why the kernels of a device are not available, or None.
     """
+    use_signed_integers(graph)
     reader, count = Reader(graph), 0
     for node in list(graph.nodes):
         if node.target is aten.bmm.default:
@@ -101,12 +68,12 @@ def quantize_products(
         if product is None or x is None or weight is None:
             continue
         try:
-            if reason := why_not():
-                raise _Refused(reason)
+            if reason := why_not(_value(node).device):
+                raise Refused(reason)
             other = reader.read(product.other) if product.binary == "add" else None
             other = None if other is None or other.by_row else other
             replaced = _insert_call(graph, node, product, x, weight, other)
-        except _Refused as refusal:
+        except Refused as refusal:
             report.add("missed", f"int8 {product.name}", str(refusal), user_line(node))
             continue
         count += 1
@@ -160,13 +127,13 @@ def _insert_call(
     Returns:
         The last node that the call replaced: the quantize node, or the product.
     """
-    _check(node, product, x, weight)
+    check_product(node, product, x, weight)
     behind = _follow(node)
     last = behind.last
     result = read_result(last) if behind.is_quantized else None
     dtype = _value(last).dtype
     addend = other.integers if other else product.other
-    _check_addend(node, addend)
+    check_addend(node, addend)
     with graph.inserting_before(last):
         builder = _Builder(graph, weight.integers)
         tensors = builder.arrange_weight(product, x, weight)
@@ -191,7 +158,7 @@ def _quantize_bmm(
     reader: Reader,
     node: Node,
     report: GraphReport,
-    why_not: Callable[[], str | None],
+    why_not: Callable[[torch.device], str | None],
 ) -> bool:
     """Compute a product of two quantized activations on integers; return whether that is done.
 
@@ -200,14 +167,14 @@ def _quantize_bmm(
         reader: finds integers behind nodes.
         node: the product.
         report: gets the decisions.
-        why_not: returns why the kernels are not available, or None.
+        why_not: returns why the kernels of a device are not available, or None.
     """
     a, b = map(reader.read, node.args)
     if a is None or b is None:
         return False
     behind = _follow(node, scales=True)
     name = "int8 bmm" if behind.factor is None else "int8 bmm+div"
-    if reason := _why_no_bmm(behind, a, b) or why_not():
+    if reason := _why_no_bmm(behind, a, b) or why_not(_value(node).device):
         report.add("missed", name, reason, user_line(node))
         return False
     last = behind.last
@@ -237,7 +204,7 @@ def _why_no_bmm(behind: "_Behind", a: Quantized, b: Quantized) -> str | None:
     if a.by_row or b.by_row or any(v.dtype not in INTEGERS for v in values):
         return "kernels take 8-bit activations with one scale"
     dtype = _value(behind.last).dtype
-    return None if dtype in (*FLOATS, *INTEGERS) else f"kernels have no results in {dtype}"
+    return None if dtype in (*FLOATS["cpu"], *INTEGERS) else f"kernels have no results in {dtype}"
 
 
 def _replace(graph: torch.fx.Graph, last: Node, call: Node) -> None:
@@ -274,8 +241,14 @@ class _Builder:
             zeros = self.number(zeros, torch.int64)
         own = weight.integers, self.number(weight.scale), zeros, product.bias
         parts = (*self.numbers(x), *own)
-        shift = SHIFT if _value(x.integers).dtype == torch.int8 else 0
-        return arranged, self.call(ipex.int8_factors.default, *parts, shift, groups)
+        value, edges = _value(x.integers), []
+        shift = SHIFT if value.dtype == torch.int8 and value.device.type == "cpu" else 0
+        if product.window and value.device.type != "cpu":
+            stride, padding, dilation, _ = product.window
+            window = _value(weight.integers).shape[2:]
+            edges = [*edges_of(value.shape[2:], window, stride, padding[:2], dilation)]
+        factors = self.call(ipex.int8_factors.default, *parts, shift, groups, edges)
+        return arranged, factors
 
     def join_scales(self, x: Quantized, other: Quantized | None, result: Quantized | None) -> Node:
         """Return the tensor of the scales of an activation, an addend and a result."""
@@ -303,12 +276,12 @@ class _Builder:
         number: Any = 0 if value is None else value
         options: dict[str, Any] = {
             "dtype": dtype,
-            "device": torch.device("cpu"),
+            "device": _value(self.weight).device,
             "pin_memory": False,
         }
         node = self.graph.call_function(aten.full.default, ([], number), options)
         with _value(self.weight).fake_mode:
-            node.meta["val"] = torch.full([], number, dtype=dtype)
+            node.meta["val"] = torch.full([], number, **options)
         return node
 
 
@@ -316,58 +289,6 @@ def _window_of(window: tuple[Any, ...], weight: Quantized) -> tuple[Any, ...]:
     stride, padding, dilation, groups = window
     sizes = list(_value(weight.integers).shape[2:])
     return sizes, list(stride), list(padding), list(dilation), groups
-
-
-def _check(node: Node, product: Product, x: Quantized, weight: Quantized) -> None:
-    """Raise `_Refused` if no kernel is for a product."""
-    value, weight_value = _value(x.integers), _value(weight.integers)
-    if value.device.type != "cpu":
-        raise _Refused(f"no int8 kernel for {value.device.type} yet: it is computed as a float")
-    if value.dtype not in INTEGERS or weight_value.dtype != torch.int8:
-        raise _Refused(f"kernels take 8-bit activations and int8 weights, not {value.dtype}")
-    if x.by_row and (product.window is not None or value.dtype != torch.int8):
-        raise _Refused("scales of rows are for linear layers on int8")
-    if x.by_row and not is_zero(x.zero_point):
-        raise _Refused("the zero points of rows are not known to be zero")
-    if x.axis is not None or weight.axis not in (None, 0):
-        raise _Refused("the weight has no scale of each output channel")
-    is_alone = product.window is not None and is_depthwise(weight_value.shape, product.window[-1])
-    if is_alone and weight_value.shape[-1] > LONGEST_ROW:
-        raise _Refused(f"kernels of depthwise convolutions have rows of {LONGEST_ROW} taps at most")
-    has_zeros = weight.zero_point is not None
-    if x.by_row and has_zeros:
-        raise _Refused("the zero points of the weight are not known to be zero")
-    if not all(isinstance(size, int) for size in weight_value.shape):
-        raise _Refused("the size of the weight varies")
-    # Sums of a row are multiplied by zero points, and need another bit.
-    if math.prod(weight_value.shape[1:]) >= EXACT_DEPTH >> has_zeros:
-        raise _Refused("sums of so many products may overflow 32 bits")
-    if _value(node).dtype not in FLOATS:
-        raise _Refused(f"kernels have no results in {_value(node).dtype}")
-    if product.unary not in int8.UNARY or product.binary not in int8.BINARY:
-        raise _Refused(f"kernels have no {product.name}")
-    if find_symbols(scalars=list(product.scalars)):
-        raise _Refused("a number of the activation varies with sizes")
-    if product.window is not None:
-        stride, padding, dilation, groups = product.window
-        window = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        if reason := find_symbols(**window):
-            raise _Refused(reason)
-        if value.dim() != weight_value.dim() or value.dim() not in (4, 5):
-            raise _Refused("kernels are for batches over two or three dimensions")
-
-
-def _check_addend(node: Node, addend: Any) -> None:
-    """Raise `_Refused` unless the kernel reads the addend as it is: of the result's shape."""
-    if addend is None:
-        return
-    if not isinstance(addend, Node):
-        raise _Refused("the addend is a number")
-    value = _value(addend)
-    if value.dtype not in int8.NUMBERS:
-        raise _Refused(f"kernels take no addend in {value.dtype}")
-    if not equal_shapes(value, _value(node)):
-        raise _Refused("the addend has another shape than the result")
 
 
 @dataclass(frozen=True)

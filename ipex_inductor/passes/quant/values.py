@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ipex_inductor.ops.quant.int8 import SHIFT
 from ipex_inductor.passes.engine.rule import equal_shapes, same_size
 from ipex_inductor.passes.engine.whole_ops import compute_value, inline
 
@@ -349,6 +350,30 @@ def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:
             zeros = _add_call(graph, prims.convert_element_type.default, never, dtype)
         node.replace_input_with(zero_point, zeros)
     graph.eliminate_dead_code()
+
+
+def use_signed_integers(graph: torch.fx.Graph) -> None:
+    """Quantize activations of GPUs to int8 in place of uint8, with zero points 128 lower.
+
+    Tensor cores multiply integers of one kind, and weights are int8. Values and their roundings
+    stay the same. Integers that anything but dequantize nodes reads are left alone.
+    """
+    for node in list(graph.nodes):
+        if not is_quantize(node) or node.meta["val"].dtype != torch.uint8:
+            continue
+        if not node.meta["val"].is_cuda or not all(map(is_dequantize, node.users)):
+            continue
+        for each in (*node.users, node):
+            x, scale, zero_point, least, most, _, *rest = _arguments(each)
+            if isinstance(zero_point, Node):
+                with graph.inserting_before(each):
+                    lower: Any = _add_call(graph, aten.sub.Tensor, zero_point, SHIFT)
+            else:
+                lower = zero_point - SHIFT
+            each.args = (x, scale, lower, least - SHIFT, most - SHIFT, torch.int8, *rest)
+            names = {argument.name for argument in each.target._schema.arguments[: len(each.args)]}
+            each.kwargs = {key: value for key, value in each.kwargs.items() if key not in names}
+        node.meta["val"] = node.meta["val"].to(torch.int8)
 
 
 def _without_casts(node: Any) -> Any:

@@ -52,7 +52,7 @@ WEIGHTS = [
 def test_an_arranged_weight_is_undone(shape: tuple[int, ...], groups: int) -> None:
     weight = random_integers(shape, S8)
     arranged = ipex.int8_weight(weight, groups)
-    assert arranged.shape == (arranged_size(shape, groups),)
+    assert arranged.shape == (arranged_size(weight, groups),)
     assert torch.equal(plain_weight(arranged, shape, groups), weight)
     turned = weight.transpose(0, 1).contiguous().transpose(0, 1)  # strides do not matter
     assert torch.equal(ipex.int8_weight(turned, groups), arranged)
@@ -160,7 +160,7 @@ def test_fakes_of_weights_factors_and_scales(shape: tuple[int, ...], groups: int
     weight, one, zero = random_integers(shape, S8), torch.ones(()), torch.zeros((), dtype=int)
 
     def results(weight: Tensor, one: Tensor, zero: Tensor) -> list[Tensor]:
-        factors = ipex.int8_factors(one, zero, weight, one, None, None, 0, groups)
+        factors = ipex.int8_factors(one, zero, weight, one, None, None, 0, groups, [])
         scales = ipex.int8_scales(zero, None, None, one, zero, 0, 255)
         return [ipex.int8_weight(weight, groups), factors, scales]
 
@@ -194,9 +194,9 @@ def test_factors_of_a_weight() -> None:
     scale, zero_point = torch.tensor(0.5), torch.tensor(10)
     own = torch.tensor([2.0, 4.0])
     bias = torch.tensor([0.25, -1.0])
-    factors = ipex.int8_factors(scale, zero_point, weight, own, None, bias, 0, 1)
+    factors = ipex.int8_factors(scale, zero_point, weight, own, None, bias, 0, 1, [])
     assert factors.tolist() == [[1, 2], [0.25 - 2 * 10, -1 - 2 * 72 * 10]]
-    shifted = ipex.int8_factors(scale, zero_point - 20, weight, own, None, None, 128, 1)
+    shifted = ipex.int8_factors(scale, zero_point - 20, weight, own, None, None, 128, 1, [])
     assert shifted.tolist() == [[1, 2], [-2 * 118, -2 * 72 * 118]]
 
 
@@ -204,8 +204,8 @@ def test_factors_of_a_weight_with_one_scale() -> None:
     weight = random_integers((6, 4), S8)
     numbers = torch.tensor(0.5), torch.tensor(3)
     for one in (torch.tensor(0.25), torch.tensor([0.25])):
-        factors = ipex.int8_factors(*numbers, weight, one, None, None, 0, 1)
-        each = ipex.int8_factors(*numbers, weight, torch.full((6,), 0.25), None, None, 0, 1)
+        factors = ipex.int8_factors(*numbers, weight, one, None, None, 0, 1, [])
+        each = ipex.int8_factors(*numbers, weight, torch.full((6,), 0.25), None, None, 0, 1, [])
         assert torch.equal(factors, each)
 
 
@@ -214,7 +214,7 @@ def test_depthwise_factors_hold_the_bias_alone() -> None:
     weight, bias = random_integers((4, 1, 3, 3), S8), torch.randn(4)
     numbers = torch.tensor(0.5), torch.tensor(77), weight, torch.ones(4), None, bias
     for shift in (0, 128):
-        factors = ipex.int8_factors(*numbers, shift, 4)
+        factors = ipex.int8_factors(*numbers, shift, 4, [])
         assert torch.equal(factors, torch.stack([torch.full((4,), 0.5), bias]))
 
 
