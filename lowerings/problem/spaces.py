@@ -34,6 +34,7 @@ MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef"
 # Our templates, which are candidates beside a library's calls and not in Inductor's lists.
 CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
 TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool", "preactivated")
+DEFAULT_INT8 = "ipex.int8"  # a template by the sizes of the problem, without a record
 INT8 = ("int8_gemm", "int8_streamed", "int8_conv", "int8_boxes")
 FAMILIES = (*CONVOLUTIONS, *TOGETHER, *INT8, "streamed", "persistent", "pipelined", "gated")
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
@@ -63,7 +64,7 @@ TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)
 
 for _name in LIBRARY:
     register("library", f"aten.{_name}")
-for _name in FUSED:
+for _name in (*FUSED, DEFAULT_INT8):
     register("library", _name)
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)

@@ -23,6 +23,7 @@ from ipex_inductor.lowerings.common.templated import (
 )
 from ipex_inductor.lowerings.gemm.rows import rows_of_image, rows_of_layer
 from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.spaces import DEFAULT_INT8
 from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.geometry import sides
@@ -321,13 +322,13 @@ _CONV = int8_conv.NAME, int8_conv.SOURCE, int8_conv.TILES
 _BOXES = int8_boxes.NAME, int8_boxes.SOURCE, int8_boxes.TILES
 # Candidates of a GPU; the first is what is computed without a record.
 LINEAR_CALLS = (
-    Call("ipex.int8", int8_scaled.BODIES[ipex.int8_linear.default], always),
+    Call(DEFAULT_INT8, int8_scaled.BODIES[ipex.int8_linear.default], always),
     *calls(*_GEMM, partial(_linear, "gemm"), _why_not_layer),
     *calls(*_STREAMED, partial(_linear, "streamed"), _why_not_streamed_layer),
     *calls(*_CONV, partial(_linear, "conv"), _why_not_gathered_layer),
 )
 CONV_CALLS = (
-    Call("ipex.int8", int8_scaled.BODIES[ipex.int8_conv.default], always),
+    Call(DEFAULT_INT8, int8_scaled.BODIES[ipex.int8_conv.default], always),
     *calls(*_GEMM, partial(_conv, "gemm"), _why_not_pixels),
     *calls(*_STREAMED, partial(_conv, "streamed"), _why_not_streamed_pixels),
     *calls(*_CONV, partial(_conv, "conv"), _why_not_gathered),

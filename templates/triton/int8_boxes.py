@@ -4,10 +4,11 @@ TMA has zeros outside of the image: where the zero point is another number, the 
 the border have what these zeros leave out.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from ipex_inductor.ops.quant.int8 import edges_of
+from ipex_inductor.ops.quant.int8 import MOST_PRODUCT, edges_of
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import conv_tma
 from ipex_inductor.templates.triton.conv_tma import Tile
@@ -61,5 +62,6 @@ def constants(
         **conv_tma.constants(*shape, tile, programs),
         "STEPS": image[0] // terms,
         "BLOCK_K": terms,
+        "MOST_SUM": math.prod((image[0], *window)) * MOST_PRODUCT,
         "EDGES": edges_of(image[1:], window, stride, padding, dilation),
     }

@@ -5,10 +5,11 @@ its bytes are adjacent. Zeros stand for pixels outside of the image: where the z
 number, the offsets of such pixels have what these zeros leave out.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
-from ipex_inductor.ops.quant.int8 import FEW_CHANNELS, edges_of
+from ipex_inductor.ops.quant.int8 import FEW_CHANNELS, MOST_PRODUCT, edges_of
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import conv_fprop
 from ipex_inductor.templates.triton.conv_fprop import Tile
@@ -25,6 +26,8 @@ TILES = (
     Tile(64, 64, 64, 4, 4),
     Tile(64, 64, 128, 4, 3),
     Tile(128, 64, 32, 4, 4),
+    Tile(64, 64, 32, 4, 4),
+    Tile(256, 64, 32, 8, 3),
     Tile(32, 64, 128, 4, 4),
     Tile(16, 64, 128, 4, 4),
     Tile(16, 64, 64, 4, 4),
@@ -109,5 +112,6 @@ def constants(
     return {
         **conv_fprop.constants(*shape, tile),
         "LINES": has_lines(image[0], window, dilation),
+        "MOST_SUM": math.prod((image[0], *window)) * MOST_PRODUCT,
         "EDGES": edges_of(image[1:], window, stride, padding, dilation),
     }

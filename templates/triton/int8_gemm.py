@@ -7,6 +7,7 @@ weight lies as [N, K].
 
 from typing import Any
 
+from ipex_inductor.ops.quant.int8 import MOST_PRODUCT
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import persistent
 from ipex_inductor.templates.triton.persistent import Tile
@@ -39,4 +40,5 @@ def constants(rows: int, columns: int, terms: int, tile: Tile, programs: int) ->
         tile: the block sizes.
         programs: how many fit on the device at once.
     """
-    return persistent.constants(rows, columns, terms, False, tile, programs)
+    given = persistent.constants(rows, columns, terms, False, tile, programs)
+    return {**given, "MOST_SUM": terms * MOST_PRODUCT}

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ipex_inductor.ops.quant.int8 import MOST_PRODUCT
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import weight_stationary
 from ipex_inductor.templates.triton.weight_stationary import Tile
@@ -32,4 +33,4 @@ def constants(rows: int, columns: int, terms: int, tile: Tile, programs: int) ->
     """
     deepest = max(32, weight_stationary.depth(terms))
     given = weight_stationary.constants(rows, columns, terms, False, tile, programs)
-    return {**given, "BLOCK_K": deepest}
+    return {**given, "BLOCK_K": deepest, "MOST_SUM": terms * MOST_PRODUCT}

@@ -25,6 +25,7 @@ INTEGERS = (torch.uint8, torch.int8)
 UNSIGNED = 255  # the largest of unsigned integers
 SHIFT = 128  # added to signed activations, which kernels read unsigned
 FEW_CHANNELS, WORD = 16, 4  # channels of an image that are few; bytes of a word
+MOST_PRODUCT = 1 << 14  # of two integers of 8 bits
 SCALES = 7  # elements that `int8_scales` returns
 
 

@@ -21,11 +21,17 @@ from ipex_inductor.ops.quant.int8 import (
     apply_epilogue,
     class_of_pixels,
     padded_channels,
-    quantize,
 )
 
 ipex = torch.ops.ipex
 GEMMS = "gemm", "streamed"  # templates of GEMMs alone
+# Epilogues (binary, unary) through which the scale of a result may be moved.
+FOLDED = (("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu"))
+MAGIC, BITS = (
+    12582912.0,
+    0x4B400000,
+)  # 1.5 * 2^23, whose last byte is 0, as a float and as an integer
+Finish = Callable[[Tensor], Tensor]
 
 
 @op("int8_scaled_gemm")
@@ -107,11 +113,12 @@ def compute_linear(template: str, tile: list[int], *args: Any) -> Tensor:
     """
     call = name_arguments(ipex.int8_linear.default, args, {})
     rows = call.x.reshape(-1, call.x.shape[-1])
-    values = ipex.int8_scaled_gemm(rows, call.weight, call.factors, template, tile)
+    other = None if call.other is None else call.other.reshape(-1, call.other.shape[-1])
+    factors, finish = _fold_scales(call, other)
+    values = ipex.int8_scaled_gemm(rows, call.weight, factors, template, tile)
     if call.row_scales is not None:
         values = values * call.row_scales.reshape(-1, 1) + call.factors[2]
-    result = _finish(values, call, lambda other: other.reshape(values.shape))
-    return result.view(*call.x.shape[:-1], -1)
+    return finish(values).view(*call.x.shape[:-1], -1)
 
 
 def compute_conv(template: str, tile: list[int], *args: Any) -> Tensor:
@@ -124,15 +131,15 @@ def compute_conv(template: str, tile: list[int], *args: Any) -> Tensor:
     """
     call = name_arguments(ipex.int8_conv.default, args, {})
     geometry = call.window, call.stride, call.padding[:2], call.dilation
-    operands = call.weight, call.factors
+    factors, finish = _fold_scales(call, None if call.other is None else rows_of(call.other))
+    operands = call.weight, factors
     wider = padded_channels(call.x.shape[1]) - call.x.shape[1]
     x = F.pad(call.x, (0, 0, 0, 0, 0, wider)) if wider else call.x
     if template in GEMMS or (not template and is_product(call)):
         values = ipex.int8_scaled_gemm(rows_of(x), *operands, template, tile)
     else:
         values = ipex.int8_scaled_conv(x, *operands, *geometry, template, tile)
-    result = _finish(values, call, rows_of)
-    return image_of(result, len(call.x), *sides(call.x.shape[2:], *geometry))
+    return image_of(finish(values), len(call.x), *sides(call.x.shape[2:], *geometry))
 
 
 def is_product(call: Arguments) -> bool:
@@ -147,23 +154,52 @@ def compute_max_pool(*args: Any) -> Tensor:
     return F.max_pool2d(call.x.half(), *window).to(call.x.dtype)
 
 
-def _finish(values: Tensor, call: Arguments, arrange: Any) -> Tensor:
-    """Return the epilogue and quantization of a product's values.
+def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Finish]:
+    """Return the factors of a product, and its epilogue as a function of its values.
 
-    Integers are held in memory. Else Inductor might compute them again in each loop that reads
-    them, from values in fp32.
+    A result in integers behind a sum and a ReLU needs no multiplication: its scale is part of the
+    factors, its zero point and that of an integer addend part of an offset.
 
     Args:
-        values: [M, N] in fp32.
         call: arguments of the product.
-        arrange: returns an addend as rows.
+        other: the addend as rows, or None.
     """
-    other = None if call.other is None else arrange(call.other)
-    result = apply_epilogue(values, call.scales, other, (call.binary, call.unary, call.scalars))
-    result = quantize(result, call.scales, call.dtype)
-    if result.dtype in INTEGERS:
-        result = inductor_prims.force_stride_order(result, list(result.stride()))
-    return result
+    scales, words = call.scales, (call.binary, call.unary, call.scalars)
+    if call.dtype not in INTEGERS:
+        return call.factors, lambda values: apply_epilogue(values, scales, other, words).to(
+            call.dtype
+        )
+    if words[:2] not in FOLDED or getattr(call, "row_scales", None) is not None:
+        return call.factors, lambda values: _round(
+            apply_epilogue(values, scales, other, words) * scales[3], call, scales[5]
+        )
+    factors, offset = call.factors * scales[3], 0
+    if other is not None and other.dtype in INTEGERS:
+        other_scale = scales[1] * scales[3]
+        offset = scales[2] * other_scale
+        other = ((other.int() + BITS).view(torch.float32) - MAGIC) * other_scale
+    elif other is not None:
+        other = other.float() * scales[3]
+    factors = torch.cat([factors[:1], factors[1:2] - offset, factors[2:]])
+    least = scales[5].clamp_min(0.0) if call.unary == "relu" else scales[5]
+    return factors, lambda values: _round(values if other is None else values + other, call, least)
+
+
+def _round(steps: Tensor, call: Arguments, least: Tensor) -> Tensor:
+    """Return steps as integers of a result, which are held in memory.
+
+    Behind an addition of 1.5 * 2^23 the last bits of a float are the rounded integer. Integers that
+    are not held Inductor might compute again in each loop that reads them, from values in fp32.
+
+    Args:
+        steps: values in units of the result's scale.
+        call: arguments of the product.
+        least: the least step.
+    """
+    rounded = (steps.clamp_min(least).clamp_max(call.scales[6]) + MAGIC).view(torch.int32)
+    result = (rounded + call.scales[4].int()).to(call.dtype)
+    held: Tensor = inductor_prims.force_stride_order(result, list(result.stride()))
+    return held
 
 
 # Bodies of ops on a GPU where nothing is recorded.
