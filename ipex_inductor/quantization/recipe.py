@@ -98,6 +98,7 @@ def plan_graph(graph: Graph, mapping: SchemeMapping) -> Plan:
         _request(plan, user, tensor, scheme)
     _quantize_pools_and_cats(plan)
     _merge_relus(plan)
+    _quantize_projections(plan, graph)
     _read_quantized_operands(plan, graph)
     plan.decisions = [_describe(plan, node, reason) for node, reason in layers.items()]
     return plan
@@ -242,6 +243,36 @@ def _merge_relus(plan: Plan) -> None:
             scheme = plan.tensors.pop(node)
             plan.moved.add(node)
             plan.reads[node, tensor] = scheme
+
+
+def _quantize_projections(plan: Plan, graph: Graph) -> None:
+    """Quantize the second of two convolutions that are added, if their sum is quantized.
+
+    A kernel computes the first with the sum. It would read the second in floating point, which is
+    four times the memory of the sum.
+    """
+    quantized = {weight.layer for weight in plan.weights}
+    for add in graph.nodes:
+        sums = [add, *(user for user in add.users if user.target in RELUS)]
+        scheme = next((plan.tensors[node] for node in sums if node in plan.tensors), None)
+        if add.target not in ADDS or scheme is None:
+            continue
+        layers = [_only_layer(operand) for operand in add.args[:2]]
+        if all(layer in quantized and _is_convolution(layer) for layer in layers):
+            operand: Any = add.args[1]
+            plan.tensors.setdefault(operand, scheme)
+            plan.reads[add, operand] = plan.tensors[operand]
+
+
+def _only_layer(operand: Any) -> Any:
+    """Return the layer whose kernel writes `operand`, which one operator reads; None for others."""
+    is_read_once = isinstance(operand, Node) and len(readers(operand)) == 1
+    return chain_layer(operand) if is_read_once else None
+
+
+def _is_convolution(layer: Any) -> bool:
+    name: str = layer.meta[LAYER].operator
+    return name.startswith("conv")
 
 
 def _read_quantized_operands(plan: Plan, graph: Graph) -> None:

@@ -61,9 +61,9 @@ def inputs(quantized, operator, number=0):
 def test_resnet():
     model = ResNet().eval()
     quantized = quantize(model, (torch.randn(1, 3, 32, 32),))
-    # The image, the stem, four convolutions with activations, the pool after the last of them. The
-    # downsampling convolution adds to the other one in floating point.
-    assert pairs(quantized) == 1 + 1 + 4 + 1
+    # The image, the stem, four convolutions with activations, the pool after the last of them, and
+    # the downsampling convolution, which is added to another one.
+    assert pairs(quantized) == 1 + 1 + 4 + 1 + 1
     assert operators(quantized)["quantize_per_channel"] == 7
     assert all(decision.quantized for decision in quantized.layer_decisions)
     (linear,) = [d for d in quantized.layer_decisions if d.operator == "linear"]
@@ -81,7 +81,28 @@ def test_the_residual_is_read_as_int8():
     assert is_operator(first.args[0], "conv2d")
     assert is_operator(first.args[1], "max_pool2d")  # of the quantized stem
     assert is_dequantized(first.args[1].args[0])
-    assert [is_operator(a, "conv2d") for a in second.args] == [True, True]
+    assert is_operator(second.args[0], "conv2d")
+    assert is_dequantized(second.args[1])  # of the downsampling convolution
+    assert is_operator(second.args[1].args[0].args[0], "conv2d")
+
+
+def test_one_of_two_convolutions_is_quantized_if_their_sum_is():
+    """Not if anything else reads it, nor if the sum stays in floating point."""
+
+    def numbers(function):
+        quantized = converted(function)
+        adds = [n for n in quantized.graph.nodes if is_operator(n, "add") and n.meta.get("layer")]
+        return [sum(map(is_dequantized, add.args[:2])) for add in adds]
+
+    assert numbers(lambda m, x: m.b((m.a(x) + m.c(x)).relu())) == [1]
+    assert numbers(lambda m, x: m.b(m.a(x) + m.c(x))) == [1]
+    assert numbers(lambda m, x: m.a(x) + m.c(x)) == [0]
+
+    def read_twice(m, x):
+        y = m.c(x)
+        return m.b((m.a(x) + y).relu()) * y
+
+    assert numbers(read_twice) == [0]
 
 
 def test_one_pair_serves_all_readers():

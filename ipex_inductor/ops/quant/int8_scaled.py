@@ -16,6 +16,7 @@ from torch._inductor import inductor_prims
 
 from ipex_inductor.ops.common.defining import Arguments, fake, name_arguments, op
 from ipex_inductor.ops.conv.geometry import image_of, rows_of, sides
+from ipex_inductor.ops.pointwise import gelu
 from ipex_inductor.ops.quant.int8 import (
     INTEGERS,
     apply_epilogue,
@@ -27,6 +28,8 @@ ipex = torch.ops.ipex
 GEMMS = "gemm", "streamed"  # templates of GEMMs alone
 # Epilogues (binary, unary) through which the scale of a result may be moved.
 FOLDED = (("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu"))
+# Short forms of activations, equal to the full ones in results of 16 bits.
+SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
 MAGIC, BITS = (
     12582912.0,
     0x4B400000,
@@ -165,14 +168,16 @@ def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Finish]
         other: the addend as rows, or None.
     """
     scales, words = call.scales, (call.binary, call.unary, call.scalars)
+
+    def apply(values: Tensor) -> Tensor:
+        if call.unary not in SHORT or call.dtype == torch.float32:
+            return apply_epilogue(values, scales, other, words)
+        return SHORT[call.unary](apply_epilogue(values, scales, other, (call.binary, "none", [])))
+
     if call.dtype not in INTEGERS:
-        return call.factors, lambda values: apply_epilogue(values, scales, other, words).to(
-            call.dtype
-        )
+        return call.factors, lambda values: apply(values).to(call.dtype)
     if words[:2] not in FOLDED or getattr(call, "row_scales", None) is not None:
-        return call.factors, lambda values: _round(
-            apply_epilogue(values, scales, other, words) * scales[3], call, scales[5]
-        )
+        return call.factors, lambda values: _round(apply(values) * scales[3], call, scales[5])
     factors, offset = call.factors * scales[3], 0
     if other is not None and other.dtype in INTEGERS:
         other_scale = scales[1] * scales[3]
