@@ -103,7 +103,9 @@ class Judge:
             raise ValueError("what it computes of random numbers is hardly ever finite")
         self._unit = float(self._exact.abs().max()) if self._exact.numel() else 1.0
         self._unit = self._unit or 1.0
-        rounding = torch.finfo(eager.dtype).eps if eager.dtype.is_floating_point else 0.0
+        is_float = eager.dtype.is_floating_point
+        # Of values that are ties either integer beside them is right.
+        rounding = torch.finfo(eager.dtype).eps if is_float else 1.0 / self._unit
         largest, mean = self._errors(eager)
         self.tolerance = ERRORS * largest + ROUNDINGS * rounding
         self._mean_tolerance = MEAN_ERRORS * mean + MEAN_ROUNDINGS * rounding

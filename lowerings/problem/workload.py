@@ -119,10 +119,36 @@ def inputs_of(problem: Problem, device: torch.device, seed: int) -> list[Tensor]
             steps = factor.stride()
             unexpanded = [n if step else 1 for n, step in zip(factor.shape, steps, strict=True)]
             factor.as_strided(unexpanded, steps).div_(math.sqrt(terms))
-    for name, operand in zip(_free(problem), operands, strict=False):
-        if name == VARIANCE:
-            operand.abs_().add_(1)
+    by_name = dict(zip(_free(problem), operands, strict=False))
+    if VARIANCE in by_name:
+        by_name[VARIANCE].abs_().add_(1)
+    if {"factors", "scales"} <= by_name.keys():
+        _fill_quantized(by_name, generator)
     return operands
+
+
+def _fill_quantized(operands: Mapping[str, Tensor], generator: torch.Generator) -> None:
+    """Fill the operands of a product of 8-bit integers so that its results use their range.
+
+    Args:
+        operands: by the names of `ipex::int8_conv` or `ipex::int8_linear`, changed in place.
+        generator: of random numbers, on their device.
+    """
+    for name in ("x", "weight", "other"):
+        operand = operands.get(name)
+        if operand is not None and not operand.is_floating_point():
+            bounds = torch.iinfo(operand.dtype)
+            operand.random_(bounds.min, bounds.max + 1, generator=generator)
+    factors, scales = operands["factors"], operands["scales"]
+    terms = operands["weight"].numel() / factors.shape[1]
+    # Integers of a whole range have a standard deviation of 74. Zero points are zero, so lines of
+    # pixels at the border, behind the first two, add nothing.
+    factors[0].abs_().add_(0.5).div_(74 * 74 * math.sqrt(terms))
+    factors[2:] = 0.0
+    x_zero_point, other_scale, other_zero_point = 0.0, 1 / 74, 3.0
+    inverse_scale, zero_point, least, most = 40.0, 5.0, -128.0 - 5, 127.0 - 5
+    numbers = x_zero_point, other_scale, other_zero_point, inverse_scale, zero_point, least, most
+    scales.copy_(torch.tensor(numbers, device=scales.device, dtype=scales.dtype))
 
 
 def function_of(

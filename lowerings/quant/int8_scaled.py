@@ -42,6 +42,7 @@ from ipex_inductor.templates.triton import (
 
 ipex = torch.ops.ipex
 HOPPER = "sm_90"
+OPERANDS = 3  # activation, weight and factors; an addend and its scale may follow
 BYTES = 1  # of an operand's element
 # Where nothing is recorded: the tile of a GEMM by its columns, and the fewest rows that it is for.
 WIDE, FEWEST_ROWS = 128, 1024
@@ -96,7 +97,7 @@ def _gemm_tile(
         )
     if not arch.startswith(HOPPER) or terms % int8_gemm.VECTOR or rows < FEWEST_ROWS:
         return None
-    return int8_gemm.TILES[1] if columns >= WIDE else int8_gemm.TILES[5]
+    return int8_gemm.TILES[2] if columns >= WIDE else int8_gemm.TILES[5]
 
 
 def _lower_conv(call: Arguments) -> Any:
@@ -122,7 +123,7 @@ def _lower_conv(call: Arguments) -> Any:
 
 
 def _boxes_tile(columns: int) -> conv_tma.Tile:
-    return int8_boxes.TILES[1] if columns >= WIDE else int8_boxes.TILES[0]
+    return int8_boxes.TILES[2] if columns >= WIDE else int8_boxes.TILES[0]
 
 
 def _gather(
@@ -162,7 +163,8 @@ def _gather(
 
 
 def _operands(call: Arguments, x: Any) -> tuple[Any, ...]:
-    tensors = x, dense(call.rows), dense(call.factors)
+    tensors = [x, dense(call.rows), dense(call.factors)]
+    tensors += [] if call.other is None else [dense(call.other), dense(call.scale)]
     return tuple(align_to_vector(tensor, int8_gemm.VECTOR) for tensor in tensors)
 
 
@@ -170,7 +172,8 @@ def _result(
     kernel: Any, operands: tuple[Any, ...], rows: int, columns: int, tile: Any, constants: Any
 ) -> Any:
     layout = ir.FixedLayout(operands[0].get_device(), torch.float32, [rows, columns])
-    return node(kernel, operands, layout, tile.num_warps, tile.num_stages, **constants)
+    given = {**constants, "ADDED": len(operands) > OPERANDS}
+    return node(kernel, operands, layout, tile.num_warps, tile.num_stages, **given)
 
 
 def _why_not_boxed(
@@ -285,9 +288,12 @@ def _why_not_gathered(tile: Any, problem: Problem) -> str | None:
     if reason := _why_not_image(problem):
         return reason
     batch, channels, *image = ints(operands_by_name(problem)["x"].shape)
-    window, *rest = _geometry(problem)
-    height, width = sides(image, window, *rest)
-    step = padded_channels(channels), window, rest[-1]
+    window, stride, padding, dilation = _geometry(problem)
+    height, width = sides(image, window, stride, padding, dilation)
+    step = padded_channels(channels), window, dilation
+    if int8_scaled.may_fold_stride(channels, window, stride, dilation):
+        joined = step[0] * int8_scaled.STRIDE**2
+        step = joined, int8_scaled.folded_window(window, padding), dilation
     depth, lines = int8_conv.depth_of(*step), int8_conv.has_lines(*step)
     sizes = batch * height * width, _columns(problem), depth, lines
     return None if int8_conv.fits(tile, *sizes) else "the tile does not fit"

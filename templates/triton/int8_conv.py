@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ipex_inductor.ops.quant.int8 import FEW_CHANNELS, MOST_PRODUCT, edges_of
+from ipex_inductor.ops.quant.int8 import MOST_PRODUCT, edges_of
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import conv_fprop
 from ipex_inductor.templates.triton.conv_fprop import Tile
@@ -33,6 +33,7 @@ TILES = (
     Tile(16, 64, 64, 4, 4),
     Tile(16, 64, 32, 4, 4),
 )
+MANY_CHANNELS = 32  # K of an instruction, which fewer channels leave partly empty
 LONGEST_LINE = 128  # bytes of such a line
 MOST_PLACES = 49  # taps that are unrolled
 
@@ -44,7 +45,7 @@ def depth_of(channels: int, window: Sequence[int], dilation: Sequence[int]) -> i
 
 def has_lines(channels: int, window: Sequence[int], dilation: Sequence[int]) -> bool:
     """Return whether a line of the window, which is adjacent bytes, is multiplied at once."""
-    few = channels < FEW_CHANNELS and channels * window[1] <= LONGEST_LINE
+    few = channels < MANY_CHANNELS and channels * window[1] <= LONGEST_LINE
     return few and dilation[1] == 1 and {*window} != {1}
 
 
@@ -109,9 +110,12 @@ def constants(
         tile: the block sizes.
     """
     shape = batch, image, out_channels, window, stride, padding, dilation
+    lines = has_lines(image[0], window, dilation)
+    if lines and depth_of(image[0], window, dilation) > tile.BLOCK_K:
+        raise ValueError(f"a step of {tile.BLOCK_K} is shorter than a line of the window")
     return {
         **conv_fprop.constants(*shape, tile),
-        "LINES": has_lines(image[0], window, dilation),
+        "LINES": lines,
         "MOST_SUM": math.prod((image[0], *window)) * MOST_PRODUCT,
         "EDGES": edges_of(image[1:], window, stride, padding, dilation),
     }

@@ -19,7 +19,7 @@ def render(case):
 
     Args:
         case: `template`, `x` [B, C, H, W] (H and W are 1 of a GEMM), `out` (O), `window`, `stride`,
-            `padding`, `dilation`, and the fields of `tile`.
+            `padding`, `dilation`, the fields of `tile`, and `other` with an addend.
     """
     from ipex_inductor.templates.triton import int8_boxes, int8_conv, int8_gemm, int8_streamed
 
@@ -44,14 +44,16 @@ def render(case):
         constants = int8_conv.constants(batch, image, case["out"], *geometry, tile)
         blocks = -(-constants["PIXELS"] // tile.BLOCK_M) * constants["BLOCKS_N"]
         text, columns = int8_conv.SOURCE, constants["OUT_C"]
+    constants = {**constants, "ADDED": "other" in case}
     return source(text, constants, columns, epilogue=False), constants, tile, (blocks,)
 
 
 def compile_case(case, gpu):
     """Return what Triton makes of a case for a GPU that is not here."""
     text, _, tile, _ = render(case)
-    pointers = {"X": "*i8", "W": "*i8", "FACTORS": "*fp32", "BIAS": "*fp32", "OTHER": "*fp32"}
-    return binary(text, pointers | {"OUT": "*fp32"}, tile, gpu)
+    pointers = {"X": "*i8", "W": "*i8", "FACTORS": "*fp32"}
+    pointers |= {"ADDEND": "*i8", "SCALE": "*fp32"} if "other" in case else {}
+    return binary(text, pointers | {"BIAS": "*fp32", "OTHER": "*fp32", "OUT": "*fp32"}, tile, gpu)
 
 
 def error(case, device="cpu"):
@@ -79,7 +81,11 @@ def error(case, device="cpu"):
     totals = weight.flatten(1).sum(1, dtype=torch.int64) * (scale * own).double()
     factors[1] += (totals * 128).float()
     rows = weight.permute(0, 2, 3, 1).flatten().contiguous().to(device)
-    wanted = rows_of(exact)
+    wanted, added = rows_of(exact), []
+    if "other" in case:
+        other, other_scale = torch.randint(-128, 128, wanted.shape, dtype=torch.int8), 5000.0
+        wanted = wanted + other.double() * other_scale
+        added = [other.to(device), torch.tensor([other_scale], device=device)]
     out = torch.full(wanted.shape, float("nan"), device=device)
     text, constants, tile, blocks = render(case)
     options = {}
@@ -90,7 +96,7 @@ def error(case, device="cpu"):
         triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.int8, device=device))
     image = x.to(device).to(memory_format=torch.channels_last)
     kernel = _module(text)["kernel"]
-    kernel[blocks](image, rows, factors.to(device), out, out, out, **options)
+    kernel[blocks](image, rows, factors.to(device), *added, out, out, out, **options)
     # Offsets may be larger than results: each has a rounding of its own.
     largest = max(float(wanted.abs().max()), float(factors[1:].abs().max()))
     return float((out.cpu().double() - wanted).abs().max()) / largest

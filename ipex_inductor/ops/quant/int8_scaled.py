@@ -5,7 +5,7 @@ fuses the epilogue and the quantization of the result. The weight lies as `ipex:
 it on a GPU, [O, taps * C].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,34 +19,43 @@ from ipex_inductor.ops.conv.geometry import image_of, rows_of, sides
 from ipex_inductor.ops.pointwise import gelu
 from ipex_inductor.ops.quant.int8 import (
     INTEGERS,
+    WORD,
     apply_epilogue,
     class_of_pixels,
     padded_channels,
 )
 
 ipex = torch.ops.ipex
+STRIDE = 2  # that is folded into channels
 GEMMS = "gemm", "streamed"  # templates of GEMMs alone
 # Epilogues (binary, unary) through which the scale of a result may be moved.
 FOLDED = (("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu"))
 # Short forms of activations, equal to the full ones in results of 16 bits.
 SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
-MAGIC, BITS = (
-    12582912.0,
-    0x4B400000,
-)  # 1.5 * 2^23, whose last byte is 0, as a float and as an integer
+MAGIC = 12582912.0  # 1.5 * 2^23, as an integer 0x4B400000
 Finish = Callable[[Tensor], Tensor]
+Added = tuple[Tensor | None, Tensor | None]
+NOTHING: Added = (None, None)
 
 
 @op("int8_scaled_gemm")
 def int8_scaled_gemm(
-    x: Tensor, rows: Tensor, factors: Tensor, template: str, tile: list[int]
+    x: Tensor,
+    rows: Tensor,
+    factors: Tensor,
+    other: Tensor | None,
+    scale: Tensor | None,
+    template: str,
+    tile: list[int],
 ) -> Tensor:
-    """Return `x @ w.T * factors[0] + factors[1]` of integers.
+    """Return `x @ w.T * factors[0] + factors[1] + other * scale` of integers.
 
     Args:
         x: [M, K] in int8.
         rows: the weight [N, K] in int8, flat.
         factors: [2, N] or more lines, of `ipex::int8_factors` or `ipex::int8_row_factors`.
+        other: [M, N] in int8 or uint8, or None.
+        scale: of `other`, one element.
         template: "gemm", "streamed" or "conv"; empty for one that the lowering takes by the sizes.
         tile: fields of the template's tile; empty for one that the lowering takes by the sizes.
 
@@ -54,7 +63,14 @@ def int8_scaled_gemm(
         [M, N] in fp32.
     """
     sums = x.double() @ rows.view(factors.shape[1], x.shape[1]).double().t()
-    return (sums * factors[0].double() + factors[1].double()).float()
+    values = sums * factors[0].double() + factors[1].double()
+    return _add_integers(values, other, scale).float()
+
+
+def _add_integers(values: Tensor, other: Tensor | None, scale: Tensor | None) -> Tensor:
+    if other is None or scale is None:
+        return values
+    return values + other.double() * scale.double()
 
 
 @fake(int8_scaled_gemm)
@@ -67,6 +83,8 @@ def int8_scaled_conv(
     x: Tensor,
     rows: Tensor,
     factors: Tensor,
+    other: Tensor | None,
+    scale: Tensor | None,
     window: list[int],
     stride: list[int],
     padding: list[int],
@@ -74,13 +92,17 @@ def int8_scaled_conv(
     template: str,
     tile: list[int],
 ) -> Tensor:
-    """Return `conv2d(x, w) * factor + offset` of integers, padded with zeros, as rows of pixels.
+    """Return `conv2d(x, w) * factor + offset + other * scale` of integers, as rows of pixels.
+
+    The image is padded with zeros.
 
     Args:
         x: [B, C, H, W] in int8, channels-last.
         rows: the weight [O, h * w * C] in int8, flat.
         factors: [1 + classes, O] of `ipex::int8_factors`: factors, offsets, and what is added at
             pixels of each class behind the first.
+        other: [B * H' * W', O] in int8 or uint8, or None.
+        scale: of `other`, one element.
         window: [h, w] of the kernel.
         stride: of each dimension.
         padding: of each dimension.
@@ -96,7 +118,8 @@ def int8_scaled_conv(
     sums = rows_of(F.conv2d(x.double(), weight.double(), None, stride, padding, dilation))
     classes = class_of_pixels(x.shape[2:], *geometry).to(x.device).flatten().repeat(len(x))
     more = torch.where((classes > 0)[:, None], factors[1 + classes], 0.0)
-    return (sums * factors[0].double() + factors[1].double() + more.double()).float()
+    values = sums * factors[0].double() + factors[1].double() + more.double()
+    return _add_integers(values, other, scale).float()
 
 
 @fake(int8_scaled_conv)
@@ -117,8 +140,8 @@ def compute_linear(template: str, tile: list[int], *args: Any) -> Tensor:
     call = name_arguments(ipex.int8_linear.default, args, {})
     rows = call.x.reshape(-1, call.x.shape[-1])
     other = None if call.other is None else call.other.reshape(-1, call.other.shape[-1])
-    factors, finish = _fold_scales(call, other)
-    values = ipex.int8_scaled_gemm(rows, call.weight, factors, template, tile)
+    factors, added, finish = _fold_scales(call, other)
+    values = ipex.int8_scaled_gemm(rows, call.weight, factors, *added, template, tile)
     if call.row_scales is not None:
         values = values * call.row_scales.reshape(-1, 1) + call.factors[2]
     return finish(values).view(*call.x.shape[:-1], -1)
@@ -134,15 +157,78 @@ def compute_conv(template: str, tile: list[int], *args: Any) -> Tensor:
     """
     call = name_arguments(ipex.int8_conv.default, args, {})
     geometry = call.window, call.stride, call.padding[:2], call.dilation
-    factors, finish = _fold_scales(call, None if call.other is None else rows_of(call.other))
+    size = len(call.x), *sides(call.x.shape[2:], *geometry)
+    other = None if call.other is None else rows_of(call.other)
+    factors, added, finish = _fold_scales(call, other)
     operands = call.weight, factors
     wider = padded_channels(call.x.shape[1]) - call.x.shape[1]
     x = F.pad(call.x, (0, 0, 0, 0, 0, wider)) if wider else call.x
+    if may_fold_stride(call.x.shape[1], call.window, call.stride, call.dilation):
+        x, weight, window = _fold_stride(x, call)
+        operands, geometry = (weight, factors[:2]), (window, [1, 1], [0, 0], [1, 1])
     if template in GEMMS or (not template and is_product(call)):
-        values = ipex.int8_scaled_gemm(rows_of(x), *operands, template, tile)
+        values = ipex.int8_scaled_gemm(rows_of(x), *operands, *added, template, tile)
     else:
-        values = ipex.int8_scaled_conv(x, *operands, *geometry, template, tile)
-    return image_of(finish(values), len(call.x), *sides(call.x.shape[2:], *geometry))
+        values = ipex.int8_scaled_conv(x, *operands, *added, *geometry, template, tile)
+    return image_of(finish(values), *size)
+
+
+def may_fold_stride(
+    channels: int, window: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> bool:
+    """Return whether a convolution strides over pixels of so few channels that they are joined.
+
+    Args:
+        channels: of the image.
+        window: size of the kernel.
+        stride: of each dimension.
+        dilation: of each dimension.
+    """
+    few = channels <= WORD and {*stride} == {STRIDE} and {*dilation} == {1}
+    return few and min(window) > STRIDE
+
+
+def folded_window(window: Sequence[int], padding: Sequence[int]) -> list[int]:
+    """Return the size of a kernel [h, w] over pixels that are joined by twos."""
+    pairs = zip(window, padding, strict=True)
+    return [-(-(taps + pad % STRIDE) // STRIDE) for taps, pad in pairs]
+
+
+def _fold_stride(x: Tensor, call: Arguments) -> tuple[Tensor, Tensor, list[int]]:
+    """Return an image whose channels are those of 2 x 2 pixels, and the weight that fits it.
+
+    A convolution with stride 2 is one with stride 1 on that image, of 16 channels: whole vectors
+    are read in place of single words. The image is padded with the zero point.
+
+    Args:
+        x: [B, 4, H, W] in int8.
+        call: arguments of `ipex::int8_conv`.
+
+    Returns:
+        [B, 16, H', W'], the weight [O, h' * w' * 16], flat, and [h', w'].
+    """
+    batch, channels, *image = x.shape
+    front = [pad + pad % STRIDE for pad in call.padding[:2]]
+    window = folded_window(call.window, call.padding[:2])
+    geometry = call.window, call.stride, call.padding[:2], call.dilation
+    blocks = [n + taps - 1 for n, taps in zip(sides(image, *geometry), window, strict=True)]
+    behind = [
+        STRIDE * n - before - size for n, before, size in zip(blocks, front, image, strict=True)
+    ]
+    around = (front[1], behind[1], front[0], behind[0])
+    inside = F.pad(x.new_ones(1, 1, *image, dtype=torch.bool), around)
+    padded = torch.where(inside, F.pad(x, around), call.scales[0].to(x.dtype))
+    split = padded.view(batch, channels, blocks[0], STRIDE, blocks[1], STRIDE)
+    joined = split.permute(0, 2, 4, 3, 5, 1).reshape(batch, *blocks, -1).permute(0, 3, 1, 2)
+    weight = call.weight.view(-1, *call.window, channels)
+    before = [pad % STRIDE for pad in call.padding[:2]]
+    rest = [
+        STRIDE * n - taps - first
+        for n, taps, first in zip(window, call.window, before, strict=True)
+    ]
+    whole = F.pad(weight, (0, 0, before[1], rest[1], before[0], rest[0]))
+    parts = whole.view(len(whole), window[0], STRIDE, window[1], STRIDE, channels)
+    return joined, parts.permute(0, 1, 3, 2, 4, 5).reshape(-1), window
 
 
 def is_product(call: Arguments) -> bool:
@@ -157,11 +243,12 @@ def compute_max_pool(*args: Any) -> Tensor:
     return F.max_pool2d(call.x.half(), *window).to(call.x.dtype)
 
 
-def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Finish]:
-    """Return the factors of a product, and its epilogue as a function of its values.
+def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Added, Finish]:
+    """Return factors, addend and scale of a product, and its epilogue as a function of its values.
 
     A result in integers behind a sum and a ReLU needs no multiplication: its scale is part of the
-    factors, its zero point and that of an integer addend part of an offset.
+    factors, its zero point and that of an integer addend part of an offset. The kernel reads an
+    integer addend by itself: Inductor might fuse the sum into the kernel that makes the addend.
 
     Args:
         call: arguments of the product.
@@ -175,19 +262,24 @@ def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Finish]
         return SHORT[call.unary](apply_epilogue(values, scales, other, (call.binary, "none", [])))
 
     if call.dtype not in INTEGERS:
-        return call.factors, lambda values: apply(values).to(call.dtype)
+        return call.factors, NOTHING, lambda values: apply(values).to(call.dtype)
     if words[:2] not in FOLDED or getattr(call, "row_scales", None) is not None:
-        return call.factors, lambda values: _round(apply(values) * scales[3], call, scales[5])
-    factors, offset = call.factors * scales[3], 0
+
+        def finish_apart(values: Tensor) -> Tensor:
+            return _round(apply(values) * scales[3], call, scales[5])
+
+        return call.factors, NOTHING, finish_apart
+    factors, added = call.factors * scales[3], NOTHING
     if other is not None and other.dtype in INTEGERS:
         other_scale = scales[1] * scales[3]
-        offset = scales[2] * other_scale
-        other = ((other.int() + BITS).view(torch.float32) - MAGIC) * other_scale
-    elif other is not None:
-        other = other.float() * scales[3]
-    factors = torch.cat([factors[:1], factors[1:2] - offset, factors[2:]])
+        added, offset = (other, other_scale), factors[1:2] - scales[2] * other_scale
+        factors, other = torch.cat([factors[:1], offset, factors[2:]]), None
     least = scales[5].clamp_min(0.0) if call.unary == "relu" else scales[5]
-    return factors, lambda values: _round(values if other is None else values + other, call, least)
+
+    def finish(values: Tensor) -> Tensor:
+        return _round(values if other is None else values + other * scales[3], call, least)
+
+    return factors, added, finish
 
 
 def _round(steps: Tensor, call: Arguments, least: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.common.epilogue import UNARY
+from ipex_inductor.ops.quant import int8_scaled
 from ipex_inductor.ops.quant.int8 import (
     PANEL,
     SCALES,
@@ -262,3 +264,39 @@ def test_row_factors_keep_the_bias_apart() -> None:
     factors = ipex.int8_row_factors(weight, torch.tensor([2.0]), bias)
     assert factors.tolist() == [[2], [-2 * 2 * 128], [0.5]]
     assert ipex.int8_row_factors(weight, torch.tensor(2.0), None)[2].item() == 0
+
+
+@pytest.mark.parametrize(
+    ("channels", "image", "window", "padding"),
+    [
+        (3, (20, 22), (7, 7), (3, 3)),
+        (3, (21, 23), (3, 3), (1, 1)),
+        (4, (18, 17), (5, 3), (2, 1)),
+        (1, (16, 16), (4, 4), (0, 0)),
+        (3, (15, 16), (5, 5), (1, 1)),
+    ],
+)
+def test_a_stride_is_folded_into_channels(
+    channels: int, image: tuple[int, int], window: tuple[int, int], padding: tuple[int, int]
+) -> None:
+    """Sums are those of the convolution with stride 2, padded with the zero point."""
+    x = random_integers((2, channels, *image), S8)
+    weight = random_integers((8, channels, *window), S8)
+    rows = F.pad(weight.flatten(2).transpose(1, 2), (0, 4 - channels)).flatten()
+    call = Arguments(
+        x=x,
+        weight=rows,
+        window=list(window),
+        stride=[2, 2],
+        padding=list(padding),
+        dilation=[1, 1],
+        scales=torch.tensor([-100.0]),
+    )
+    assert int8_scaled.may_fold_stride(channels, window, call.stride, call.dilation)
+    joined, folded, size = int8_scaled._fold_stride(F.pad(x, (0, 0, 0, 0, 0, 4 - channels)), call)
+    assert size == int8_scaled.folded_window(window, padding)
+    kernel = folded.view(8, *size, 16).permute(0, 3, 1, 2)
+    around = (padding[1], padding[1], padding[0], padding[0])
+    padded = F.pad(x.double(), around, value=-100.0)
+    expected = F.conv2d(padded, weight.double(), stride=2)
+    assert torch.equal(F.conv2d(joined.double(), kernel.double()), expected)

@@ -23,6 +23,7 @@ def case_of(template, x, out, tile, window=(1, 1), stride=(1, 1), padding=(0, 0)
 A_FEW = 16  # bytes that ptxas keeps for itself, of no register
 SMALL = (32, 64, 32, 4, 2)
 THREE = {"window": (3, 3), "padding": (1, 1)}
+ADDED = {"other": True}
 CASES = {
     "a GEMM whose last blocks are not full": case_of(
         "gemm", (70, 48, 1, 1), 40, (32, 32, 32, 4, 2)
@@ -30,19 +31,26 @@ CASES = {
     "a GEMM in streams": case_of("streamed", (70, 48, 1, 1), 40, (32, 32, 4, 2, 1)),
     "rows of single pixels": case_of("conv", (5, 40, 1, 1), 24, (16, 64, 32, 4, 2)),
     "a 1x1 of a strided image": case_of("conv", (2, 32, 5, 5), 24, SMALL, stride=(2, 2)),
-    "a 3x3 with borders": case_of("conv", (2, 24, 5, 4), 40, SMALL, **THREE),
+    "a 3x3 with borders": case_of("conv", (2, 40, 5, 4), 40, SMALL, **THREE),
     "a strided 3x3": case_of("conv", (1, 32, 6, 7), 24, SMALL, stride=(2, 2), **THREE),
     "a dilated 3x3": case_of(
         "conv", (1, 32, 6, 6), 24, SMALL, window=(3, 3), padding=(2, 2), dilation=(2, 2)
     ),
     "a window larger than its image": case_of(
-        "conv", (1, 16, 2, 3), 24, SMALL, window=(5, 5), padding=(2, 2)
+        "conv", (1, 32, 2, 3), 24, SMALL, window=(5, 5), padding=(2, 2)
     ),
     "few channels": case_of(
         "conv", (1, 3, 9, 10), 24, SMALL, window=(7, 7), stride=(2, 2), padding=(3, 3)
     ),
     "few channels in words": case_of("conv", (1, 4, 6, 7), 24, SMALL, **THREE),
     "boxes of a 3x3": case_of("boxes", (2, 32, 6, 5), 40, (64, 64, 4, 2), **THREE),
+    "a GEMM with an addend": case_of("gemm", (70, 48, 1, 1), 40, (32, 32, 32, 4, 2)) | ADDED,
+    "a streamed one": case_of("streamed", (70, 48, 1, 1), 40, (32, 32, 4, 2, 1)) | ADDED,
+    "a 3x3 with an addend": case_of("conv", (2, 40, 5, 4), 40, SMALL, **THREE) | ADDED,
+    "boxes with an addend": case_of("boxes", (2, 32, 6, 5), 40, (64, 64, 4, 2), **THREE) | ADDED,
+    "16 channels without padding": case_of(
+        "conv", (1, 16, 6, 7), 24, (32, 64, 64, 4, 2), window=(4, 4)
+    ),
     "boxes of a strided 3x3": case_of(
         "boxes", (1, 64, 6, 8), 24, (32, 64, 4, 2), stride=(2, 2), **THREE
     ),
