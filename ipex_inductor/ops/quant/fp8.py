@@ -286,7 +286,8 @@ def _update(state: Tensor, largest: float, *settings: Any) -> None:
         compat.reduce_largest(history[0], group)
     amax = history[0] if most_recent else history.amax(0)
     due = state[COUNT] == 0
-    scale = (largest * 2.0**-margin) / amax
+    # A number divided by a tensor would be multiplied by its reciprocal: rounded twice.
+    scale = amax.new_full((), largest * 2.0**-margin) / amax
     scale = scale.clamp(max=torch.finfo(torch.float32).max)  # of an amax so small that it overflows
     scale = torch.where(due & amax.isfinite() & (amax > 0), scale, state[SCALE])
     rolled = history.roll(-1, 0)
