@@ -1,12 +1,15 @@
-"""The running backward, checkpointed regions and process groups, of which torch has no public API."""
+"""The running backward, checkpointed regions and process groups: torch has no public API here."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
+from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.utils import checkpoint
+
+T = TypeVar("T")
 
 
 def backward_number() -> int | None:
@@ -34,6 +37,26 @@ def checkpointed_region() -> Any:
     return None
 
 
+def compile_with_callers_alone(*functions: Callable[..., Any]) -> None:
+    """Make Dynamo trace functions in the code that calls them, but compile no frame of theirs.
+
+    Where the caller is left to eager mode, so are they and what they call.
+    """
+    from torch._C._dynamo import eval_frame
+
+    dynamo: Any = eval_frame
+    skip = dynamo._FrameAction.SKIP
+    for function in functions:
+        strategy = dynamo._FrameExecStrategy(skip, skip)
+        dynamo.set_code_exec_strategy(function.__code__, strategy)
+
+
+def left_to_eager_mode(function: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that Dynamo does not trace: it breaks the graph of a caller."""
+    untraced: Callable[[], T] = _disable_dynamo(function)
+    return untraced
+
+
 def reduce_largest(row: Tensor, group: str) -> None:
     """Replace each element by the largest over the processes of a group; NaN is larger than all.
 
@@ -42,10 +65,9 @@ def reduce_largest(row: Tensor, group: str) -> None:
             bits, and integers have one maximum whatever the order of processes.
         group: name of a process group.
     """
-    process_group = distributed.distributed_c10d._resolve_process_group(group)
-    distributed.all_reduce(
-        row.view(torch.int32), op=distributed.ReduceOp.MAX, group=process_group
-    )
+    module: Any = distributed.distributed_c10d
+    process_group = module._resolve_process_group(group)
+    distributed.all_reduce(row.view(torch.int32), op=distributed.ReduceOp.MAX, group=process_group)
 
 
 def group_name(group: Any) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ipex_inductor import compat
 from ipex_inductor.errors import DeviceError, QuantizationError
-from ipex_inductor.ops.common.defining import op
+from ipex_inductor.ops.common.defining import mutable_op, op
 
 SCALE, SCALE_INV, COUNT, HISTORY = range(4)  # rows of a state; the history is all that follow
 UNIT = 16  # torch._scaled_mm takes multiples of it as K and N
@@ -137,7 +137,8 @@ def fp8_gemm(
         raise DeviceError(
             "FP8 GEMMs on a CPU or a CUDA device", str(a.device), "Move the model to one of these."
         )
-    result = (a.float() @ b.float().t()) * (a_scale_inv * b_scale_inv)
+    with torch.autocast(a.device.type, enabled=False):  # it would multiply in bf16
+        result = (a.float() @ b.float().t()) * (a_scale_inv * b_scale_inv)
     if bias is not None:
         result = result + bias.to(dtype).float()
     return result.to(dtype)
@@ -210,24 +211,13 @@ def _pad(x: Tensor, *, rows: bool) -> Tensor:
     return padded.view(x.dtype)
 
 
-_library = torch.library.Library("ipex", "FRAGMENT")
-_UNSAFE = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would leave no marks
 _SETTINGS = "int margin, bool most_recent, int interval, int length, str group"
-_library.define(
-    "fp8_record(Tensor(a!) state, Tensor[] maxima, int column, int model) -> ()", tags=_UNSAFE
-)
-_library.define(
-    "fp8_quantize_gradient(Tensor gradient, Tensor(a!) state, int column, ScalarType dtype,"
-    f" int model, {_SETTINGS}) -> (Tensor, Tensor)",
-    tags=_UNSAFE,
-)
-_library.define(
-    f"fp8_update(Tensor(a!) state, float largest, {_SETTINGS}) -> ()",
-    tags=_UNSAFE,
-)
 
 
-def _record(state: Tensor, maxima: list[Tensor], column: int, model: int) -> None:
+@mutable_op(
+    "fp8_record(Tensor(a!) state, Tensor[] maxima, int column, int model) -> ()", lambda *_: None
+)
+def fp8_record(state: Tensor, maxima: list[Tensor], column: int, model: int) -> None:
     """Raise elements of the newest row of a history, and mark the model for the end of the pass.
 
     Args:
@@ -236,12 +226,24 @@ def _record(state: Tensor, maxima: list[Tensor], column: int, model: int) -> Non
         column: the first column.
         model: number of the owner.
     """
-    row = state[HISTORY, column : column + len(maxima)]
+    row = state.data[HISTORY, column : column + len(maxima)]
     row.copy_(torch.maximum(row, torch.stack(maxima)))
     _marks.models.add(model)
 
 
-def _quantize_gradient(
+def _fake_of_gradient(
+    gradient: Tensor, state: Tensor, column: int, dtype: torch.dtype, *settings: object
+) -> tuple[Tensor, Tensor]:
+    values = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
+    return values, torch.empty((), dtype=torch.float32, device=gradient.device)
+
+
+@mutable_op(
+    "fp8_quantize_gradient(Tensor gradient, Tensor(a!) state, int column, ScalarType dtype,"
+    f" int model, {_SETTINGS}) -> (Tensor, Tensor)",
+    _fake_of_gradient,
+)
+def fp8_quantize_gradient(
     gradient: Tensor,
     state: Tensor,
     column: int,
@@ -261,6 +263,7 @@ def _quantize_gradient(
         model: number of the owner.
         settings: fields of `Settings`.
     """
+    state = state.data  # has no version
     values = _quantize(gradient, state[SCALE, column], dtype)
     cell = state[HISTORY, column]
     cell.copy_(torch.maximum(cell, compute_amax(gradient)))
@@ -272,14 +275,28 @@ def _quantize_gradient(
     return values, state[SCALE_INV, column].clone()
 
 
-def _update(state: Tensor, largest: float, *settings: Any) -> None:
+def _fake_of_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:
+    return state.new_empty(2, state.shape[1])
+
+
+@mutable_op(
+    f"fp8_update(Tensor(a!) state, float largest, int model, {_SETTINGS}) -> Tensor",
+    _fake_of_update,
+)
+def fp8_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:
     """Compute scales from a history, then make room in it for the next pass.
+
+    Returns the scales and their reciprocals [2, tensors] as a tensor of their own. Inductor would
+    turn a clone of these rows in the graph into a view of the state.
 
     Args:
         state: [3 + length, tensors].
         largest: the largest finite number of the FP8 dtype.
+        model: number of the owner whose pass ends, -1 for a state of gradients.
         settings: fields of `Settings`.
     """
+    _marks.models.discard(model)
+    state = state.data
     margin, most_recent, interval, _, group = Settings(*settings)
     history = state[HISTORY:]
     if group:
@@ -296,24 +313,4 @@ def _update(state: Tensor, largest: float, *settings: Any) -> None:
     state[SCALE_INV] = scale.reciprocal()
     state[COUNT] = (state[COUNT] + 1) % interval
     history.copy_(rolled)
-
-
-def _fake_of_gradient(
-    gradient: Tensor, state: Tensor, column: int, dtype: torch.dtype, *settings: object
-) -> tuple[Tensor, Tensor]:
-    values = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
-    return values, torch.empty((), dtype=torch.float32, device=gradient.device)
-
-
-for _name, _function in {
-    "fp8_record": _record,
-    "fp8_quantize_gradient": _quantize_gradient,
-    "fp8_update": _update,
-}.items():
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-torch.library.register_fake("ipex::fp8_record", lambda *args: None, lib=_library)
-torch.library.register_fake("ipex::fp8_update", lambda *args: None, lib=_library)
-torch.library.register_fake("ipex::fp8_quantize_gradient", _fake_of_gradient, lib=_library)
-fp8_record = torch.ops.ipex.fp8_record.default
-fp8_quantize_gradient = torch.ops.ipex.fp8_quantize_gradient.default
-fp8_update = torch.ops.ipex.fp8_update.default
+    return torch.stack([state[SCALE], state[SCALE_INV]])

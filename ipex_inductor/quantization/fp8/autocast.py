@@ -17,7 +17,7 @@ DEFAULT = DelayedScaling()
 OUTSIDE = Settings()
 
 
-class fp8_autocast(ContextDecorator):  # noqa: N801 - a name of IPEX
+class fp8_autocast(ContextDecorator):
     """Compute prepared linear layers in FP8 inside the block, and as before outside of it.
 
     The outermost block updates the scales of inputs and weights when it ends without an exception:
@@ -77,7 +77,8 @@ class fp8_autocast(ContextDecorator):  # noqa: N801 - a name of IPEX
             return
         models: list[Any] = CURRENT.traced_models
         if not CURRENT.traced:
-            models = list(fp8.take_recorded())
+            compiling = torch.compiler.is_compiling()  # after a graph break inside the block
+            models = list(_take_untraced() if compiling else fp8.take_recorded())
         ended = CURRENT.settings()
         CURRENT.traced, CURRENT.traced_models = False, []
         CURRENT.restore(OUTSIDE)
@@ -106,6 +107,12 @@ class fp8_autocast(ContextDecorator):  # noqa: N801 - a name of IPEX
             CURRENT.recording = CURRENT.calibrated = True
 
 
+@compat.left_to_eager_mode
+def _take_untraced() -> list[fp8.Model]:
+    """Return the models that ops have marked at run time."""
+    return fp8.take_recorded()
+
+
 def _check_group(group: Any) -> None:
     if group is None:
         return
@@ -122,3 +129,7 @@ def check_device(device: str | torch.device | None) -> None:
         raise DeviceError(
             'device "cpu" or "cuda"', repr(device), "FP8 GEMMs exist for these devices alone."
         )
+
+
+# Compiled by themselves they would take a block of eager mode for one that is compiled.
+compat.compile_with_callers_alone(fp8_autocast.__enter__, fp8_autocast.__exit__)

@@ -7,7 +7,7 @@ from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.ops.quant import fp8
 from ipex_inductor.quantization.fp8.current import CURRENT
-from ipex_inductor.quantization.fp8.multiply import Multiply
+from ipex_inductor.quantization.fp8.multiply import multiply
 from ipex_inductor.quantization.fp8.recipe import DelayedScaling
 from ipex_inductor.quantization.fp8.recomputation import NON_REENTRANT, watch_region
 from ipex_inductor.quantization.fp8.state import FORWARD_TENSORS, NAME, ScalingState
@@ -53,7 +53,7 @@ class FP8Linear(nn.Linear):
         if recipe is None or not (CURRENT.enabled or CURRENT.calibrating):
             return super().forward(input)
         state, layer = self._fp8
-        if CURRENT.traced and CURRENT.recording and not state.is_noted():
+        if torch.compiler.is_compiling() and CURRENT.traced and not state.is_noted():
             raise QuantizationError(
                 "the module that prepare_fp8 returned to be called in a compiled fp8_autocast",
                 "a call of one of its parts",
@@ -84,7 +84,7 @@ class FP8Linear(nn.Linear):
         rows = input.reshape(-1, self.in_features)
         scales, column = state.scales, FORWARD_TENSORS * layer
         output: Tensor
-        output, input_amax, weight_amax = Multiply.apply(
+        output, input_amax, weight_amax = multiply(
             rows,
             self.weight,
             self.bias,
@@ -104,6 +104,7 @@ class FP8Linear(nn.Linear):
 
     def _check_region(self) -> None:
         """Prepare for a recomputation, and refuse one that would not compute in FP8."""
+        CURRENT.traced = False  # a block is not compiled as a whole if a layer runs in eager mode
         watch_region()
         state = self._fp8[0]
         without_gradients = CURRENT.enabled and CURRENT.recording and not torch.is_grad_enabled()
@@ -115,3 +116,6 @@ class FP8Linear(nn.Linear):
             raise QuantizationError(
                 "no reentrant checkpoint around layers in FP8", "a recomputation", NON_REENTRANT
             )
+
+
+compat.compile_with_callers_alone(FP8Linear._check_region, ScalingState.note_call)

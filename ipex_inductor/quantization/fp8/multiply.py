@@ -46,9 +46,7 @@ class Multiply(Function):
         """
         x8, x_amax = fp8.fp8_quantize(x, input_scales[0], forward_dtype)
         weight8, weight_amax = fp8.fp8_quantize(weight, weight_scales[0], forward_dtype)
-        product = fp8.fp8_gemm(
-            x8, weight8, input_scales[1], weight_scales[1], bias, x.dtype, True
-        )
+        product = fp8.fp8_gemm(x8, weight8, input_scales[1], weight_scales[1], bias, x.dtype, True)
         ctx.save_for_backward(x8, weight8, input_scales, weight_scales)
         ctx.gradient_state = gradient_state  # not saved: hooks on saved tensors may copy them
         ctx.constants = layer, gradient_dtype, model, settings
@@ -79,3 +77,6 @@ class Multiply(Function):
         if needed[2]:
             of_bias = gradient.float().sum(0).to(bias_dtype)
         return of_x, of_weight, of_bias, *[None] * (len(needed) - 3)
+
+
+multiply: Any = Multiply.apply

@@ -50,7 +50,9 @@ def read_old_state(module: nn.Module, state_dict: dict[str, Any], prefix: str, *
                 "histories of one length", str(sorted(lengths)), "Load layers by themselves."
             )
         for length in lengths:
-            missing = columns.new_zeros(max(0, length - len(columns) + fp8.HISTORY), columns.shape[1])
+            missing = columns.new_zeros(
+                max(0, length - len(columns) + fp8.HISTORY), columns.shape[1]
+            )
             columns = torch.cat([columns, missing])[: fp8.HISTORY + length]
         for layer_number, entry in entries.items():
             part = slice(layer_number * tensors, (layer_number + 1) * tensors)

@@ -6,7 +6,6 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError, QuantizationError, WrappedModelError
@@ -16,8 +15,13 @@ from ipex_inductor.quantization.fp8.old_state import read_old_state
 from ipex_inductor.quantization.fp8.state import NAME, STATES, ScalingState
 from ipex_inductor.reporting.decisions import warn_once
 
+# Names of classes: a wrapper's module is imported if a model has it, and slow to import if not.
+WRAPPERS = {
+    *("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"),
+    "OptimizedModule",
+}
 M = TypeVar("M", bound=nn.Module)
-O = TypeVar("O", bound=Optimizer)
+Opt = TypeVar("Opt", bound=Optimizer)
 
 
 @overload
@@ -32,8 +36,8 @@ def prepare_fp8(
 
 @overload
 def prepare_fp8(
-    module: M, optimizer: O, device: str | torch.device | None = None, *, inplace: bool = False
-) -> tuple[M, O]: ...
+    module: M, optimizer: Opt, device: str | torch.device | None = None, *, inplace: bool = False
+) -> tuple[M, Opt]: ...
 
 
 def prepare_fp8(
@@ -82,22 +86,24 @@ def prepare_fp8(
         module, optimizer = copy.deepcopy((module, optimizer))
         layers = find_layers(module)
     _attach_state(module, layers, devices.pop())
+    _warn_of_others(module)
     return module if optimizer is None else (module, optimizer)
 
 
 def find_layers(module: nn.Module) -> list[nn.Linear]:
-    """Return the linear layers that can compute in FP8, each once, in the order of the tree.
+    """Return the linear layers that can compute in FP8, each once, in the order of the tree."""
+    linear = (m for m in module.modules() if isinstance(m, nn.Linear))
+    return [layer for layer in linear if type(layer).forward is nn.Linear.forward]
 
-    Subclasses with a `forward` of their own are left out with a warning.
-    """
-    linear = {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
-    other = {n: m for n, m in linear.items() if type(m).forward is not nn.Linear.forward}
-    for name, layer in other.items():
-        warn_once(
-            f"{name or 'the model'} stays in floating point: {type(layer).__name__} has a forward"
-            " of its own"
-        )
-    return [layer for name, layer in linear.items() if name not in other]
+
+def _warn_of_others(module: nn.Module) -> None:
+    """Name the linear layers that stay in floating point."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear) and not isinstance(layer, FP8Linear):
+            warn_once(
+                f"{name or 'the model'} stays in floating point: {type(layer).__name__} has a"
+                " forward of its own"
+            )
 
 
 def _check_arguments(module: Any, optimizer: Any) -> None:
@@ -105,11 +111,16 @@ def _check_arguments(module: Any, optimizer: Any) -> None:
         raise ArgumentError("a torch.nn.Module", repr(module), "Pass a model.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise ArgumentError("a torch.optim.Optimizer", repr(optimizer), "Pass optimizer=None.")
-    compiled = torch._dynamo.eval_frame.OptimizedModule
-    if isinstance(module, compiled | DataParallel | DistributedDataParallel):
-        raise WrappedModelError(
-            "a model that is not wrapped", type(module).__name__, "Call prepare_fp8 before."
-        )
+    for part in module.modules():
+        names = {kind.__name__ for kind in type(part).__mro__}
+        if part._compiled_call_impl is not None:
+            names.add("OptimizedModule")
+        if wrapped := sorted(names & WRAPPERS):
+            raise WrappedModelError(
+                "a model that is not wrapped or compiled yet",
+                f"a {wrapped[0]}",
+                "Call prepare_fp8 on the plain model first.",
+            )
     if any(isinstance(part, FP8Linear | ScalingState) for part in module.modules()):
         raise QuantizationError(
             "a model that was not prepared before", "one with FP8Linear", "Use it as it is."
@@ -124,22 +135,23 @@ def _attach_state(module: nn.Module, layers: list[nn.Linear], device: torch.devi
     state = ScalingState(len(layers), device)
     names = [name for name, part in module.named_modules() if part is layers[0]]
     for number, layer in enumerate(layers):
-        layer.__class__ = _derive(type(layer))
+        kind: Any = type(layer)
+        layer.__class__ = _derive(kind)
         assert isinstance(layer, FP8Linear)
         layer._fp8 = state, number
     layers[0].add_module(NAME, state)
     module.register_forward_pre_hook(state.note_call)
-    module.register_load_state_dict_pre_hook(read_old_state)
+    prepared: Any = module
+    prepared.register_load_state_dict_pre_hook(read_old_state)
     # Every process has the same maxima, and a broadcast would count a version of them.
-    ignored: Any = module
-    ignored._ddp_params_and_buffers_to_ignore = [
+    prepared._ddp_params_and_buffers_to_ignore = [
         *getattr(module, "_ddp_params_and_buffers_to_ignore", ()),
         *(f"{names[0]}.{NAME}.{name}".lstrip(".") for name in (*STATES, "scales")),
     ]
 
 
 @cache
-def _derive(kind: type[nn.Linear]) -> type[nn.Linear]:
+def _derive(kind: Any) -> Any:
     """Return the class of FP8 layers of a class of linear layers."""
     if kind is nn.Linear:
         return FP8Linear

@@ -100,7 +100,7 @@ def watch_region() -> None:
         setattr(region, SNAPSHOT, snapshot)
         region.recompute_fn = _run_restored(region.recompute_fn, snapshot)
         return
-    models = _models()
+    models = _models() if CURRENT.enabled else {}
     if any(models[n].scales is not s for n, s in snapshot.scales.items() if n in models):
         raise QuantizationError(
             "one outermost fp8_autocast block in a checkpointed region",

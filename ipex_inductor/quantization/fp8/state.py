@@ -53,7 +53,7 @@ class ScalingState(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which is a model of its own."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._take_number()
 
     def _copy_scales(self) -> Tensor:
@@ -80,8 +80,10 @@ class ScalingState(nn.Module):
         """
         settings = recipe.settings(group)
         self.forward_state = _resize(self.forward_state, settings.length)
-        _update(self.forward_state, recipe.fp8_format.forward_dtype, settings)
-        self.scales = self._copy_scales()
+        if not torch.compiler.is_compiling():  # so that the next pass finds its final size
+            self.gradient_state = _resize(self.gradient_state, settings.length)
+        largest = fp8.largest_finite(recipe.fp8_format.forward_dtype)
+        self.scales = fp8.fp8_update(self.forward_state, largest, self.number, *settings)
 
     def update_gradients(self, dtype: torch.dtype, settings: fp8.Settings) -> None:
         """Update the scales of gradients after a backward.
@@ -91,7 +93,7 @@ class ScalingState(nn.Module):
             settings: of the pass.
         """
         self.gradient_state = _resize(self.gradient_state, settings.length)
-        _update(self.gradient_state, dtype, settings)
+        fp8.fp8_update(self.gradient_state, fp8.largest_finite(dtype), -1, *settings)
 
     def reset_parameters(self) -> None:
         """Set all scales to 1 and empty the histories, as after `to_empty`."""
@@ -134,7 +136,3 @@ def _resize(state: Tensor, length: int) -> Tensor:
     resized = state.data.resize_(fp8.HISTORY + length, tensors)
     resized[rows:] = 0
     return resized
-
-
-def _update(state: Tensor, dtype: torch.dtype, settings: fp8.Settings) -> None:
-    fp8.fp8_update(state, fp8.largest_finite(dtype), *settings)

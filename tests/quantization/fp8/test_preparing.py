@@ -31,7 +31,9 @@ def test_model_and_optimizer_are_copied():
     assert type(model[0]) is nn.Linear
     assert isinstance(prepared[0], FP8Linear)
     assert prepared[0].weight is not model[0].weight
-    assert [id(p) for p in other.param_groups[0]["params"]] == [id(p) for p in prepared.parameters()]
+    assert [id(p) for p in other.param_groups[0]["params"]] == [
+        id(p) for p in prepared.parameters()
+    ]
     with fp8_autocast(enabled=True):
         prepared(torch.ones(2, 4)).sum().backward()
     before = model[0].weight.clone()
