@@ -18,7 +18,9 @@ SETTINGS = fp8.Settings(margin=0, most_recent=False, interval=1, length=4, group
 def test_values_are_rounded_to_even_and_saturated(dtype):
     largest = torch.finfo(dtype).max
     step = torch.finfo(dtype).eps
-    x = torch.tensor([1 + step / 2, 1 + 1.5 * step, largest * 1.06, math.inf, -1e30, math.nan, -0.0])
+    x = torch.tensor(
+        [1 + step / 2, 1 + 1.5 * step, largest * 1.06, math.inf, -1e30, math.nan, -0.0]
+    )
     values, amax = fp8.fp8_quantize(x, ONE, dtype)
     want = [1, 1 + 2 * step, largest, largest, -largest]
     assert values.float()[:5].tolist() == want
