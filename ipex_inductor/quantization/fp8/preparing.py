@@ -2,7 +2,7 @@
 
 import copy
 from functools import cache
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,24 +20,6 @@ WRAPPERS = {
     *("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"),
     "OptimizedModule",
 }
-M = TypeVar("M", bound=nn.Module)
-Opt = TypeVar("Opt", bound=Optimizer)
-
-
-@overload
-def prepare_fp8(
-    module: M,
-    optimizer: None = None,
-    device: str | torch.device | None = None,
-    *,
-    inplace: bool = False,
-) -> M: ...
-
-
-@overload
-def prepare_fp8(
-    module: M, optimizer: Opt, device: str | torch.device | None = None, *, inplace: bool = False
-) -> tuple[M, Opt]: ...
 
 
 def prepare_fp8(
