@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from ipex_inductor.quantization.fp8 import DelayedScaling, fp8_autocast, prepare_fp8
 
@@ -18,7 +20,7 @@ import os, runpy, sys, torch, torch.distributed as dist
 file, rank, store, out = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 train = runpy.run_path(file)["train"]
-torch.save({how: train(how, rank) for how in ("world", "group", "ddp", "compiled", "alone")}, out)
+torch.save({how: train(how, rank) for how in ("world", "group", "ddp", "fsdp", "compiled", "alone")}, out)
 dist.barrier()  # who leaves first takes the other's connections along
 os._exit(0)  # torch aborts where a thread of gloo's frees its work in an interpreter that ends
 """
@@ -50,6 +52,8 @@ def train(how, rank=None):
     call = model
     if how == "ddp":
         call = nn.parallel.DistributedDataParallel(model)
+    if how == "fsdp":
+        call = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     if how == "compiled":
         call = torch.compile(model, backend="aot_eager", fullgraph=True)
     for x in batches():
@@ -80,7 +84,7 @@ def ranks(tmp_path_factory):
     return [torch.load(out) for out in outs]
 
 
-@pytest.mark.parametrize("how", ["world", "group", "ddp", "compiled"])
+@pytest.mark.parametrize("how", ["world", "group", "ddp", "fsdp", "compiled"])
 def test_two_processes_equal_one(how, ranks):
     """Bit for bit: sums of 4 and 8 products of 4 bits each round alike in any order."""
     want = train("one")
