@@ -57,10 +57,10 @@ class _Marks(threading.local):
 
     def __init__(self) -> None:
         self.models: set[int] = set()  # those with maxima that were recorded
-        self.tasks: dict[int, int] = {}  # the last backward that will update a model
 
 
 _marks = _Marks()
+_backwards: dict[int, int] = {}  # by model, the running backward that updates it at its end
 
 
 def take_recorded() -> list[Model]:
@@ -268,8 +268,8 @@ def fp8_quantize_gradient(
     cell = state[HISTORY, column]
     cell.copy_(torch.maximum(cell, compute_amax(gradient)))
     task = compat.backward_number()
-    if task is not None and _marks.tasks.get(model) != task and model in MODELS:
-        _marks.tasks[model] = task
+    if task is not None and _backwards.get(model) != task and model in MODELS:
+        _backwards[model] = task
         update = functools.partial(MODELS[model].update_gradients, dtype, Settings(*settings))
         compat.at_end_of_backward(update)
     return values, state[SCALE_INV, column].clone()

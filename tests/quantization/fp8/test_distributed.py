@@ -14,13 +14,14 @@ from torch.distributed.fsdp import fully_shard
 from ipex_inductor.quantization.fp8 import DelayedScaling, fp8_autocast, prepare_fp8
 
 ROOT = Path(__file__).parents[3]
+WAYS = ("world", "group", "ddp", "fsdp", "compiled", "inside", "alone")
 RANK = """
 import os, runpy, sys, torch, torch.distributed as dist
 
 file, rank, store, out = sys.argv[1], int(sys.argv[2]), *sys.argv[3:]
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-train = runpy.run_path(file)["train"]
-torch.save({how: train(how, rank) for how in ("world", "group", "ddp", "fsdp", "compiled", "alone")}, out)
+test = runpy.run_path(file)
+torch.save({how: test["train"](how, rank) for how in test["WAYS"]}, out)
 dist.barrier()  # who leaves first takes the other's connections along
 os._exit(0)  # torch aborts where a thread of gloo's frees its work in an interpreter that ends
 """
@@ -56,10 +57,15 @@ def train(how, rank=None):
         call = fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     if how == "compiled":
         call = torch.compile(model, backend="aot_eager", fullgraph=True)
-    for x in batches():
-        x = x.flatten(0, 1) if rank is None else x[rank]
+
+    def run(x):
         with fp8_autocast(enabled=True, fp8_recipe=recipe, fp8_group=group):
-            y = call(x)
+            return call(x)
+
+    if how == "inside":
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for x in batches():
+        y = run(x.flatten(0, 1) if rank is None else x[rank])
         y.backward(torch.ones_like(y))
         model.zero_grad()
     state = model[0].fp8_scaling
@@ -84,7 +90,7 @@ def ranks(tmp_path_factory):
     return [torch.load(out) for out in outs]
 
 
-@pytest.mark.parametrize("how", ["world", "group", "ddp", "fsdp", "compiled"])
+@pytest.mark.parametrize("how", [way for way in WAYS if way != "alone"])
 def test_two_processes_equal_one(how, ranks):
     """Bit for bit: sums of 4 and 8 products of 4 bits each round alike in any order."""
     want = train("one")
