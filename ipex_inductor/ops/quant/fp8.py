@@ -305,8 +305,11 @@ def fp8_update(state: Tensor, largest: float, model: int, *settings: Any) -> Ten
     due = state[COUNT] == 0
     # A number divided by a tensor would be multiplied by its reciprocal: rounded twice.
     scale = amax.new_full((), largest * 2.0**-margin) / amax
-    scale = scale.clamp(max=torch.finfo(torch.float32).max)  # of an amax so small that it overflows
-    scale = torch.where(due & amax.isfinite() & (amax > 0), scale, state[SCALE])
+    limits = torch.finfo(torch.float32)
+    scale = scale.clamp(max=limits.max)  # of an amax so small that it overflows
+    # The reciprocal of a smaller scale is infinite.
+    valid = amax.isfinite() & (amax > 0) & (scale >= limits.tiny)
+    scale = torch.where(due & valid, scale, state[SCALE])
     rolled = history.roll(-1, 0)
     rolled[0] = 0
     state[SCALE] = scale

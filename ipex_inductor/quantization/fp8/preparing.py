@@ -137,4 +137,16 @@ def _derive(kind: Any) -> Any:
     """Return the class of FP8 layers of a class of linear layers."""
     if kind is nn.Linear:
         return FP8Linear
-    return type(f"FP8{kind.__name__}", (FP8Linear, kind), {"__module__": kind.__module__})
+    namespace = {"__module__": kind.__module__, "__reduce_ex__": _reduce}
+    return type(f"FP8{kind.__name__}", (FP8Linear, kind), namespace)
+
+
+def _reduce(layer: FP8Linear, protocol: Any) -> tuple[Any, ...]:
+    """Return how a layer is pickled whose class is in no module."""
+    return _restore, (type(layer).__bases__[1],), layer.__dict__
+
+
+def _restore(kind: Any) -> Any:
+    """Return an empty layer of the class that `_derive` makes of another."""
+    derived = _derive(kind)
+    return derived.__new__(derived)

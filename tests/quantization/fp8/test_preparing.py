@@ -1,5 +1,7 @@
 """`prepare_fp8`: which layers are replaced, and what is copied."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -63,6 +65,16 @@ def test_subclasses_count(monkeypatch):
     assert isinstance(model[2], FP8Linear)
     assert type(model[1][0]) is Scaled
     assert texts == ["1.0 stays in floating point: Scaled has a forward of its own"]
+
+
+def test_a_model_with_subclasses_is_saved_as_a_whole(tmp_path):
+    model = prepare_fp8(nn.Sequential(Named(4, 4), nn.Linear(4, 2)))
+    torch.save(model, tmp_path / "model.pt")
+    for other in (torch.load(tmp_path / "model.pt", weights_only=False), copy.deepcopy(model)):
+        assert type(other[0]) is type(model[0])
+        assert other[1]._fp8[0] is other[0].fp8_scaling is not model[0].fp8_scaling
+        with torch.no_grad(), fp8_autocast(enabled=True):
+            assert torch.equal(other(torch.ones(2, 4)), model(torch.ones(2, 4)))
 
 
 def test_parametrized_layers_compute_with_their_parametrization():
