@@ -211,6 +211,70 @@ def _pad(x: Tensor, *, rows: bool) -> Tensor:
     return padded.view(x.dtype)
 
 
+@op("fp8_quantize_rows")
+def fp8_quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x in E4M3, each row scaled by its largest magnitude, and the reciprocals of scales.
+
+    Args:
+        x: [..., K] in floating point: activations, or a weight with its output channels as rows.
+
+    Returns:
+        [..., K] in FP8, contiguous, and [..., 1] in fp32. A row of zeros has scale 1. A row with an
+            infinite element or NaN becomes NaN.
+    """
+    exact = x.float()
+    amax = exact.abs().amax(-1, keepdim=True) if x.shape[-1] else exact.new_zeros(*x.shape[:-1], 1)
+    smallest = largest_finite(torch.float8_e4m3fn) * torch.finfo(torch.float32).tiny
+    scale = torch.full_like(amax, largest_finite(torch.float8_e4m3fn)) / amax.clamp_min(smallest)
+    scale = torch.where(amax > 0, scale, 1.0)
+    return _quantize(exact, scale, torch.float8_e4m3fn), scale.reciprocal()
+
+
+@fp8_quantize_rows.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    return values, torch.empty(*x.shape[:-1], 1, dtype=torch.float32, device=x.device)
+
+
+@op("fp8_gemm_rows")
+def fp8_gemm_rows(
+    a: Tensor,
+    b: Tensor,
+    a_scales_inv: Tensor,
+    b_scales_inv: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return `a @ b.T` of FP8 values with a scale for each row, as `fp8_gemm` does.
+
+    Args:
+        a: [M, K] in E4M3.
+        b: [N, K] in E4M3.
+        a_scales_inv: [M, 1] in fp32.
+        b_scales_inv: [N, 1] in fp32.
+        bias: [N], or None.
+        dtype: of the result.
+    """
+    one = a_scales_inv.new_ones(())
+    result = fp8_gemm(a, b, one, one, None, torch.float32, False)
+    result = result * (a_scales_inv * b_scales_inv.t())
+    if bias is not None:
+        result = result + bias.to(dtype).float()
+    return result.to(dtype)
+
+
+@fp8_gemm_rows.register_fake
+def _(
+    a: Tensor,
+    b: Tensor,
+    a_scales_inv: Tensor,
+    b_scales_inv: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
+
+
 _SETTINGS = "int margin, bool most_recent, int interval, int length, str group"
 
 
