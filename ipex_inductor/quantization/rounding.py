@@ -58,7 +58,7 @@ def multiply_in_fp8(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
     rows, row_scales = fp8.fp8_quantize_rows(input.reshape(-1, weight.shape[1]))
     channels, channel_scales = fp8.fp8_quantize_rows(weight)
-    result = fp8.fp8_gemm_rows(rows, channels, row_scales, channel_scales, bias, dtype)
+    result: Tensor = fp8.fp8_gemm_rows(rows, channels, row_scales, channel_scales, bias, dtype)
     return result.view(*input.shape[:-1], weight.shape[0])
 
 

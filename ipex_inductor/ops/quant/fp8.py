@@ -256,7 +256,7 @@ def fp8_gemm_rows(
         dtype: of the result.
     """
     one = a_scales_inv.new_ones(())
-    result = fp8_gemm(a, b, one, one, None, torch.float32, False)
+    result: Tensor = fp8_gemm(a, b, one, one, None, torch.float32, False)
     result = result * (a_scales_inv * b_scales_inv.t())
     if bias is not None:
         result = result + bias.to(dtype).float()
