@@ -21,6 +21,7 @@ from ipex_inductor.ops.common.defining import mutable_op, op
 SCALE, SCALE_INV, COUNT, HISTORY = range(4)  # rows of a state; the history is all that follow
 UNIT = 16  # torch._scaled_mm takes multiples of it as K and N
 DEVICES = ("cpu", "cuda")
+CAPABILITY = (8, 9)  # the first of NVIDIA's with FP8 tensor cores
 
 
 class Settings(NamedTuple):
@@ -181,6 +182,13 @@ def _multiply_on_cuda(
             "at most one operand of a GEMM in E5M2 on CUDA devices",
             "two",
             "Use Format.HYBRID or Format.E4M3.",
+        )
+    capability = torch.cuda.get_device_capability(a.device)
+    if capability < CAPABILITY:
+        raise DeviceError(
+            "compute capability 8.9 or later, which has FP8 tensor cores",
+            ".".join(map(str, capability)),
+            "Leave fp8_autocast disabled on this GPU.",
         )
     outs = b.shape[0]
     if 0 in (*a.shape, outs):

@@ -93,6 +93,14 @@ def _check_arguments(module: Any, optimizer: Any) -> None:
         raise ArgumentError("a torch.nn.Module", repr(module), "Pass a model.")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise ArgumentError("a torch.optim.Optimizer", repr(optimizer), "Pass optimizer=None.")
+    parameters = {id(parameter) for parameter in module.parameters()}
+    groups = [] if optimizer is None else optimizer.param_groups
+    if groups and not any(id(p) in parameters for group in groups for p in group["params"]):
+        raise ArgumentError(
+            "an optimizer of parameters of the model",
+            f"a {type(optimizer).__name__} that steps none of them",
+            "Make it of model.parameters().",
+        )
     for part in module.modules():
         names = {kind.__name__ for kind in type(part).__mro__}
         if part._compiled_call_impl is not None:

@@ -22,8 +22,10 @@ class ScalingState(nn.Module):
 
     `forward_state` has three columns for each layer: input, weight and output. Outputs are not
     rounded, so theirs stay empty, as in Transformer Engine. `gradient_state` has one column for
-    each layer. Rows: scale, reciprocal, count of updates modulo the interval, then the history,
-    newest first. Two tensors, because a compiled forward writes one and its backward the other.
+    each layer. Two tensors, because a compiled forward writes one and its backward the other.
+
+    Rows: scale, reciprocal, count of updates modulo the interval, the largest magnitudes of the
+    running pass, then those of earlier passes, oldest first.
 
     `scales` are both first rows of `forward_state` as a tensor that is replaced, never written: a
     region that is run again for its backward reads those of its own pass.
@@ -124,15 +126,17 @@ class ScalingState(nn.Module):
 def _resize(state: Tensor, length: int) -> Tensor:
     """Return a state with a history of another length, in the same memory.
 
-    Older entries are cut off, or empty ones added. A backward that is still to run writes to the
-    memory, whatever the length was in its forward.
+    The oldest entries are cut off, or empty ones added. A backward that is still to run writes to
+    the first row of that memory, whatever the length was in its forward.
     """
     rows, tensors = state.shape
     if rows == fp8.HISTORY + length:
         return state
-    if torch.compiler.is_compiling():  # it has no such backward: only gradients are read then
-        kept = state[: fp8.HISTORY + length]
-        return torch.cat([kept, kept.new_zeros(fp8.HISTORY + length - len(kept), tensors)])
-    resized = state.data.resize_(fp8.HISTORY + length, tensors)
-    resized[rows:] = 0
-    return resized
+    head, past = state[: fp8.HISTORY + 1], state[fp8.HISTORY + 1 :]
+    kept = min(len(past), length - 1)
+    empty = state.new_zeros(length - 1 - kept, tensors)
+    content = torch.cat([head, empty, past[len(past) - kept :]])
+    if torch.compiler.is_compiling():  # it is a forward state, which no backward writes
+        return content
+    resized: Tensor = state.data.resize_(content.shape)
+    return resized.copy_(content)

@@ -122,6 +122,8 @@ def test_other_arguments_are_refused():
         prepare_fp8(torch.relu)
     with pytest.raises(ArgumentError, match="Optimizer"):
         prepare_fp8(nn.Linear(2, 2), "sgd")
+    with pytest.raises(ArgumentError, match="steps none"):
+        prepare_fp8(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1))
     with pytest.raises(DeviceError, match="xpu"):
         prepare_fp8(nn.Linear(2, 2), device="xpu")
     with pytest.raises(QuantizationError, match="linear layers; got none"):
