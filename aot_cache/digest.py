@@ -73,6 +73,7 @@ ROOMS = (
     "ipex_inductor.passes.weights",
     "ipex_inductor.prebuild",
     "ipex_inductor.quantization",
+    "ipex_inductor.quantization.fp8",
     "ipex_inductor.quantization.graphs",
     "ipex_inductor.quantization.files",
     "ipex_inductor.reporting",

@@ -38,6 +38,13 @@ from ipex_inductor.compat.dynamo import is_traced_by_others as is_traced_by_othe
 from ipex_inductor.compat.dynamo import restore_counters as restore_counters
 from ipex_inductor.compat.dynamo import tensors_unprinted as tensors_unprinted
 from ipex_inductor.compat.dynamo import traced_name as traced_name
+from ipex_inductor.compat.engine import at_end_of_backward as at_end_of_backward
+from ipex_inductor.compat.engine import backward_number as backward_number
+from ipex_inductor.compat.engine import checkpointed_region as checkpointed_region
+from ipex_inductor.compat.engine import compile_with_callers_alone as compile_with_callers_alone
+from ipex_inductor.compat.engine import group_name as group_name
+from ipex_inductor.compat.engine import left_to_eager_mode as left_to_eager_mode
+from ipex_inductor.compat.engine import reduce_largest as reduce_largest
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
 from ipex_inductor.compat.fused_sgd import mend_fused_sgd as mend_fused_sgd

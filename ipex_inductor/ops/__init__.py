@@ -36,6 +36,7 @@ from ipex_inductor.ops.pointwise import (
     relu_masks,
 )
 from ipex_inductor.ops.quant import (
+    fp8,
     int8,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "cudnn",
     "depthwise",
     "foreach",
+    "fp8",
     "fprop",
     "glu",
     "grouped",

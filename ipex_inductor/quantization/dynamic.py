@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import attention
-from ipex_inductor.quantization.rounding import round_rows, round_weight
+from ipex_inductor.quantization.rounding import multiply_in_fp8, round_rows, round_weight
 from ipex_inductor.quantization.scheme import Layer, Scheme, SchemeMapping
 
 CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
@@ -52,7 +52,7 @@ class RoundingMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.linear:
             return self.linear(*args, **kwargs)
-        if self.scheme is None:
+        if self.scheme is None or self.scheme.dtype is not torch.int8:
             return self._hide(func, args, kwargs)
         if func is functional.multi_head_attention_forward:
             return attention.attend(self.linear, self.scheme, *args, **kwargs)
@@ -75,6 +75,8 @@ class RoundingMode(TorchFunctionMode):
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the product by an operator that modes around this one do not replace."""
+        if self.scheme is not None and self.scheme.dtype is not torch.int8:
+            return multiply_in_fp8(input, weight, bias)
         if self.scheme is not None:
             input, weight = round_rows(input), round_weight(weight, self.scheme.per_channel)
         result: Tensor = torch.ops.aten.linear.default(input, weight, bias)
@@ -166,7 +168,10 @@ def _schemes(model: nn.Module, mapping: SchemeMapping) -> Iterator[tuple[str, Sc
         operator = type(module).__name__.lower() if isinstance(module, RECURRENT) else "linear"
         classes = tuple(f"{c.__module__}.{c.__qualname__}" for c in type(module).__mro__)
         layer = Layer(f"{name}:{operator}:0", operator, name, classes)
-        yield name, mapping.scheme_of(layer) if has_matrix else None
+        scheme = mapping.scheme_of(layer) if has_matrix else None
+        if scheme is not None and scheme.dtype is not torch.int8 and isinstance(module, RECURRENT):
+            scheme = None  # FP8 is for linear layers
+        yield name, scheme
 
 
 def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[str, Any]]:
@@ -176,11 +181,19 @@ def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[s
             "name": name,
             "operator": "linear" if isinstance(module, nn.Linear) else "recurrent",
             "quantized": schemes.get(name) is not None,
-            "reason": "" if schemes.get(name) else "switched off",
+            "reason": "" if schemes.get(name) else _why_not(module, schemes),
         }
         for name, module in model.named_modules()
         if isinstance(module, (nn.Linear, *RECURRENT))
     ]
+
+
+def _why_not(module: nn.Module, schemes: Mapping[str, Scheme | None]) -> str:
+    """Return why a linear or recurrent module is not quantized."""
+    in_fp8 = any(scheme and scheme.dtype is not torch.int8 for scheme in schemes.values())
+    return (
+        "FP8 is for linear layers" if in_fp8 and isinstance(module, RECURRENT) else "switched off"
+    )
 
 
 def _wrap(copied: nn.Module, scheme: Scheme | None) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
+from ipex_inductor.ops.quant import fp8
 from ipex_inductor.quantization.scheme import MIN_SCALE
 
 BYTES = (-128, 127, torch.int8)
@@ -43,6 +44,22 @@ def round_weight(weight: Tensor, per_channel: bool = True) -> Tensor:
     quantized = quantized_decomposed.quantize_per_channel(weight, scale, zeros, 0, *BYTES)
     result: Tensor = quantized_decomposed.dequantize_per_channel(quantized, scale, zeros, 0, *BYTES)
     return result.to(weight.dtype)
+
+
+def multiply_in_fp8(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the output of a linear layer whose rows of input and weight are rounded to E4M3.
+
+    Args:
+        input: [..., K].
+        weight: [N, K].
+        bias: [N], or None.
+    """
+    kind = input.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+    rows, row_scales = fp8.fp8_quantize_rows(input.reshape(-1, weight.shape[1]))
+    channels, channel_scales = fp8.fp8_quantize_rows(weight)
+    result: Tensor = fp8.fp8_gemm_rows(rows, channels, row_scales, channel_scales, bias, dtype)
+    return result.view(*input.shape[:-1], weight.shape[0])
 
 
 def _round(

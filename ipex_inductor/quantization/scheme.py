@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import torch
 
+from ipex_inductor.errors import QuantizationError
+
 Choices = tuple[tuple[str, "Scheme | None"], ...]
 
 # Smallest scale, 2^-40. Tensors and channels of zeros get it, so no scale is zero. torch's 2^-23
@@ -21,6 +23,11 @@ class Scheme:
     keyword arguments. `per_channel` is about weights, which are always symmetric int8.
     `bias_correction` subtracts what rounded weights add to the mean output. It needs the mean
     inputs of calibration data: with scales from a file of IPEX biases stay as they are.
+    `dtype` torch.float8_e4m3fn is for linear layers with `dynamic`: each row of an activation and
+    each output channel of a weight has a scale of its own.
+
+    Raises:
+        QuantizationError: for another dtype, or static scales in FP8.
     """
 
     symmetric: bool = False
@@ -29,6 +36,23 @@ class Scheme:
     dynamic: bool = False
     per_channel: bool = True
     bias_correction: bool = False
+    dtype: torch.dtype = torch.int8
+
+    def __post_init__(self) -> None:
+        """Check that the dtype goes with the rest."""
+        is_fp8 = self.dtype is torch.float8_e4m3fn
+        if is_fp8 and self.dynamic and self.per_channel:
+            return
+        if is_fp8:
+            raise QuantizationError(
+                "dynamic=True and per_channel=True in a scheme of FP8",
+                f"dynamic={self.dynamic}, per_channel={self.per_channel}",
+                "Static scales are those of quantization.fp8.fp8_autocast(calibrating=True).",
+            )
+        if self.dtype is not torch.int8:
+            raise QuantizationError(
+                "dtype torch.int8 or torch.float8_e4m3fn", str(self.dtype), "Choose one of these."
+            )
 
 
 @dataclass(frozen=True)

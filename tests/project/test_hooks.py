@@ -50,6 +50,7 @@ OWNED = {
     ("ipex_inductor/quantization/capture.py", "module"),
     ("ipex_inductor/quantization/capture.py", "module.training"),
     ("ipex_inductor/quantization/capture.py", "owner"),
+    ("ipex_inductor/quantization/fp8/recomputation.py", "region"),
     ("ipex_inductor/quantization/graphs/model_graph.py", "result"),
     ("templates/sycl/binding.py", "slot"),
 }

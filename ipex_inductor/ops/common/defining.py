@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch._library.custom_ops import CustomOpDef
 
+_library: Any = torch.library.Library("ipex", "FRAGMENT")  # type: ignore[no-untyped-call]
+
 
 class Arguments(SimpleNamespace):
     """Arguments of a call by their names in the op's schema."""
@@ -22,6 +24,29 @@ def op(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
 
     def define(function: Callable[..., object]) -> CustomOpDef:
         return torch.library.custom_op(f"ipex::{name}", function, mutates_args=())
+
+    return define
+
+
+def mutable_op(
+    schema: str, fake_of: Callable[..., object]
+) -> Callable[[Callable[..., object]], Callable[..., Any]]:
+    """Return a decorator that registers a function as an op which writes some of its arguments.
+
+    It counts no version of what it writes, and CUDA graphs leave it out.
+
+    Args:
+        schema: the op's, without its namespace.
+        fake_of: its fake.
+    """
+    name = schema.partition("(")[0]
+
+    def define(function: Callable[..., object]) -> Callable[..., Any]:
+        _library.define(schema, tags=(torch.Tag.cudagraph_unsafe,))
+        _library.impl(name, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"ipex::{name}", fake_of, lib=_library)
+        overload: Callable[..., Any] = getattr(torch.ops.ipex, name).default
+        return overload
 
     return define
 
