@@ -123,7 +123,7 @@ def _lower_conv(call: Arguments) -> Any:
 
 
 def _boxes_tile(columns: int) -> conv_tma.Tile:
-    return int8_boxes.TILES[2] if columns >= WIDE else int8_boxes.TILES[0]
+    return int8_boxes.TILES[2] if columns >= WIDE else int8_boxes.TILES[3]
 
 
 def _gather(

@@ -133,7 +133,7 @@ def test_linear_layers_of_all_sizes(rows, columns, tmp_path):
     result, want = run(x), net(x)
     apart = ((result - want).double() / 0.02).round().abs()
     assert apart.max() <= 1
-    assert (apart > 0).double().mean() < 4e-3  # ties
+    assert (apart > 0).sum() <= max(2, 4e-3 * apart.numel())  # ties
     assert [subject for kind, subject, _ in events() if kind == "fired"] == [
         "int8 linear+gelu+quantize"
     ]
