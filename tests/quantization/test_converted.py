@@ -307,3 +307,26 @@ def test_bert():
         exact, result = model(**batch), quantized(**batch)
     assert type(result) is type(exact)
     assert signal_to_noise(exact.logits, result.logits) > 25
+
+
+class Masked(nn.Module):
+    """A layer, and a mask that the forward pass makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x).masked_fill(torch.arange(8) > x.shape[1], 0.0)
+
+
+def test_tensors_that_the_graph_makes_move_with_the_model():
+    x = torch.randn(4, 8)
+    model = quantize(Masked().eval(), (x,))
+    makers = [n for n in model.graph.nodes if n.kwargs.get("device") is not None]
+    assert makers
+    model.to(torch.float64).to(torch.float32)
+    assert {n.kwargs["device"].type for n in makers} == {"cpu"}
+    model.to("meta")
+    assert {n.kwargs["device"].type for n in makers} == {"meta"}
+    assert model(x.to("meta")).device.type == "meta"

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Collection
 from typing import Any, Self
 
+import torch
 from torch import nn
 from torch.fx import Graph, GraphModule, Node
 
@@ -55,6 +56,15 @@ class ModelGraph(GraphModule):
             setattr(result, name, copy.deepcopy(getattr(self, name), memo))
         return result
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move or cast parameters and buffers; tensors that the graph makes follow to a device."""
+        before = _only_device(self)
+        super()._apply(fn, recurse)
+        after = _only_device(self)
+        if before is not None and after is not None and before != after:
+            _move_factories(self, before, after)
+        return self
+
     def __reduce__(self) -> Any:
         """Refuse to pickle: `torch.fx` would compute all that depends on weights once and for all.
 
@@ -69,6 +79,24 @@ class ModelGraph(GraphModule):
 
     def _deepcopy_init(self) -> Any:
         return GraphModule.__init__
+
+
+def _only_device(module: nn.Module) -> torch.device | None:
+    """Return the device of all parameters and buffers, None if there are several or none."""
+    devices = {tensor.device for tensor in (*module.parameters(), *module.buffers())}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def _move_factories(module: GraphModule, before: torch.device, after: torch.device) -> None:
+    """Have the graph make tensors on device `after` that it makes on device `before`."""
+    moved = False
+    for node in module.graph.nodes:
+        device: Any = node.kwargs.get("device")
+        if device is not None and torch.device(device).type == before.type:
+            node.kwargs = {**node.kwargs, "device": after}
+            moved = True
+    if moved:
+        module.recompile()
 
 
 def share_state(source: nn.Module, target: nn.Module) -> None:
