@@ -460,7 +460,7 @@ def test_a_home_with_a_space_keeps_what_is_compiled(tmp_path):
         ("miss", [0, 1]),
         ("hit", [1, 0]),
     ]
-    assert len([text for _, text in warm["said"] if "can be directed" in text]) == 1
+    assert len([text for _, text in warm["said"] if "cannot be directed" in text]) == 1
     assert usual(tmp_path / "base") == []
 
 
