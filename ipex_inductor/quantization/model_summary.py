@@ -104,6 +104,7 @@ def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
     """Return a prepared model that leaves more layers in floating point; observers start anew."""
     result = PreparedModel(*_plan_again(prepared, off))
     result._ipex_example_inputs = prepared._ipex_example_inputs
+    result._ipex_bn_folding = prepared._ipex_bn_folding
     attach(result, *smoothing_of(prepared))
     return result
 

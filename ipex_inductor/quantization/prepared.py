@@ -67,7 +67,15 @@ class PreparedModel(ModelGraph):
     that share a scale share an observer. `layer_decisions` are the decisions of the recipe.
     """
 
+    _ipex_kept = (
+        "_ipex_example_inputs",
+        "_ipex_bn_folding",
+        "_ipex_smoothing",
+        *("trials", "baseline"),  # of `autotune`
+    )
     _ipex_example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    _ipex_bn_folding: bool = True
+    _ipex_smoothing: Any = None  # SmoothQuant's settings and tensors
 
     def __init__(self, root: GraphModule, plan: Plan) -> None:
         graph, nodes = copy_graph(root.graph)

@@ -4,9 +4,10 @@ The input of linear layers is multiplied by a factor for each channel, the weigh
 reciprocal, in the graph. Both are one until the model is converted.
 """
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,10 @@ class SmoothedTensor:
     symmetric: bool
     observer: ChannelObserver = field(default_factory=ChannelObserver)
     factors: Tensor | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with an observer of its own; nodes are those of the same graph."""
+        return replace(self, observer=copy.deepcopy(self.observer, memo))
 
     def find_factors(self, prepared: nn.Module, alpha: float) -> Tensor:
         """Return the factors of the weight's input channels; that of an activation is 1 / factor.
@@ -126,7 +131,7 @@ def attach(prepared: PreparedModel, smooth: SmoothQuant, tensors: list[SmoothedT
     for tensor in tensors:
         _observe_channels(prepared, tensor)
     prepared.recompile()
-    vars(prepared)["_ipex_smoothing"] = smooth, tensors
+    prepared._ipex_smoothing = smooth, tensors
 
 
 def convert_smoothed(prepared: PreparedModel) -> QuantizedModel:
@@ -151,7 +156,7 @@ def find_scales(prepared: PreparedModel) -> dict[int, Tensor]:
 def smoothing_of(prepared: PreparedModel) -> tuple[SmoothQuant, list[SmoothedTensor]]:
     """Return how a prepared model is smoothed, and its smoothed tensors."""
     smoothing: tuple[SmoothQuant, list[SmoothedTensor]]
-    smoothing = vars(prepared).get("_ipex_smoothing", (SmoothQuant(), []))
+    smoothing = prepared._ipex_smoothing or (SmoothQuant(), [])
     return smoothing
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ipex_inductor import quantization
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.converted import convert_prepared
 from ipex_inductor.quantization.prepared import prepare_graph
@@ -99,6 +100,17 @@ def test_observers_do_not_grow():
     with torch.no_grad():
         prepared(torch.randn(9, 3, 64, 64) * 100)
     assert [observer.counts.numel() for observer in prepared.tensor_observers.values()] == sizes
+
+
+def test_a_copy_keeps_what_is_needed_to_save(tmp_path):
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).eval()
+    mapping, x = quantization.default_static_qconfig_mapping, torch.randn(2, 2, 4, 4)
+    prepared = quantization.prepare(model, mapping, x, bn_folding=False)
+    prepared(x)
+    quantized = quantization.convert(copy.deepcopy(prepared))
+    quantized.save(tmp_path / "net.pt")
+    assert torch.equal(torch.jit.load(tmp_path / "net.pt")(x), quantized(x))
+    assert quantized._ipex_recipe == quantization.convert(prepared)._ipex_recipe
 
 
 def test_a_copy_observes_alone():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ipex_inductor.quantization import default_static_qconfig
-from support.accuracy.comparison import quantize, scores
+from support.accuracy.comparison import last_int8_calls, quantize, scores
 from support.int8_models import signal_to_noise
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -27,6 +27,7 @@ def test_the_compiled_graph_answers_as_the_graph(lite0, quantized):
     some = lite0.batches[:4]
     compiled = torch.compile(quantized, backend="ipex")
     reference, other = scores(quantized, some), scores(compiled, some)
+    assert last_int8_calls() == sum(layer.quantized for layer in quantized.layer_decisions)
     agreement = (other.argmax(1) == reference.argmax(1)).double().mean()
     assert agreement >= 0.98  # single steps apart in each layer, which add up over the layers
     assert signal_to_noise(reference, other) > 20
