@@ -41,6 +41,11 @@ class ChannelObserver(nn.Module):
         self.low: Tensor | None = None
         self.high: Tensor | None = None
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether any values were observed."""
+        return self.low is not None
+
     @torch.no_grad()
     def forward(self, values: Tensor) -> None:
         """Observe a tensor; other observers see its NaN and infinite values."""
@@ -56,7 +61,7 @@ class SmoothedTensor:
     """A tensor that linear layers read multiplied by factors.
 
     `name` is that of the product, `number` that of its buffers, `weights` are nodes of the linear
-    layers' weights in the graph. `factors` are those of a file, else None.
+    layers' weights in the graph. `factors` are those of a file, until values are observed.
     """
 
     name: str
@@ -76,7 +81,7 @@ class SmoothedTensor:
         Raises:
             QuantizationError: if the tensor was never observed.
         """
-        if self.factors is not None:
+        if self.factors is not None and not self.observer.is_calibrated:
             return self.factors
         low, high = self.bounds()
         weights = [evaluate(prepared, node).detach().float().abs() for node in self.weights]
@@ -148,8 +153,9 @@ def find_scales(prepared: PreparedModel) -> dict[int, Tensor]:
     """Give a prepared model the scales of its smoothed tensors; return their factors by number."""
     smooth, tensors = smoothing_of(prepared)
     factors = {t.number: t.find_factors(prepared, smooth.alpha) for t in tensors}
-    seen = [t for t in tensors if t.factors is None and t.name in prepared.tensor_observers]
-    prepared.set_tensor_scales({t.name: t.scale(factors[t.number]) for t in seen})
+    observed = [t for t in tensors if t.observer.is_calibrated]
+    scales = {t.name: t.scale(factors[t.number]) for t in observed}
+    prepared.set_tensor_scales({n: s for n, s in scales.items() if n in prepared.tensor_observers})
     return factors
 
 
@@ -182,6 +188,7 @@ def set_factors(prepared: PreparedModel, file: str, factors: Mapping[str, list[f
         )
     for tensor in tensors:
         tensor.factors = torch.tensor(factors[tensor.name])
+        tensor.observer.low = tensor.observer.high = None
 
 
 def _insert_factors(
