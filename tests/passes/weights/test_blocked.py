@@ -131,7 +131,9 @@ SPECIAL += (float("inf"), float("-inf"), float("nan"))
 
 @needs_library
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("arch", [None, "x86-64:avx512", "x86-64:avx2"])
+@pytest.mark.parametrize(
+    "arch", [None, pytest.param("x86-64:avx512", marks=pytest.mark.slow), "x86-64:avx2"]
+)
 def test_words_hold_where_floats_end(arch: str | None, dtype: torch.dtype) -> None:
     """Each word at 18 values, here and built for lesser CPUs, beside torch's own in fp64.
 
