@@ -95,8 +95,8 @@ def test_python_blocks_compile(page):
         compile(text, page, "exec")
 
 
-# Each page compiles models for some ten seconds; the first two a visitor reads run every time.
-EVERY_TIME = ("index.md", "quickstart.md")
+# Each page compiles models for some ten seconds; the first that a visitor reads runs every time.
+EVERY_TIME = ("index.md",)
 
 
 @pytest.mark.parametrize(
