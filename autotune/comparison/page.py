@@ -1,11 +1,13 @@
 """A comparison as one self-contained HTML page: a sortable table, plots and all choices.
 
-Text from records is data for the page: it is in one JSON block, and the script inserts it as text,
-never as markup.
+Text from records is data for the page: it is in one compressed block, and the script inserts it as
+text, never as markup.
 """
 
+import base64
 import math
 import statistics
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +64,7 @@ def page(rows: Sequence[Row], sides: Sides, names: Sequence[str], result: Compar
         "listed": len(rows),
         "left_out": len(result.rows) - len(rows),
         "counts": _counts(result),
-        "data": _to_script_json(_facts(rows, sides)),
+        "data": _to_script_data(_facts(rows, sides)),
     }
     return render_page(Path(__file__).with_name("comparison.html.jinja"), facts)
 
@@ -74,10 +76,9 @@ def _counts(result: Comparison) -> list[tuple[str, int, str]]:
     return [(label[0].lower() + label[1:], n, level) for label, level, n in labels]
 
 
-def _to_script_json(facts: Any) -> str:
-    """Return JSON that cannot end a script block, whatever its strings contain."""
-    text = msgspec.json.encode(_round(facts)).decode()
-    return text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026")
+def _to_script_data(facts: Any) -> str:
+    """Return JSON, compressed and in base64, which no string in it can turn into markup."""
+    return base64.b64encode(zlib.compress(msgspec.json.encode(_round(facts)), 9)).decode()
 
 
 def _round(facts: Any) -> Any:

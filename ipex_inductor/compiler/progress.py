@@ -50,7 +50,7 @@ PHASES = {
     "waiting for the compilers of its kernels": ("_inductor/async_compile.py",),
     "compiling C++": (
         *("_inductor/cpp_builder.py", "_inductor/codecache.py"),
-        *("templates/build/cpp.py", "templates/cpu/cpu_library.py"),
+        *("templates/build/cpp.py", "templates/cpu/kernel_library.py"),
     ),
     "generating code": ("_inductor/scheduler.py", "_inductor/codegen/common.py"),
     "lowering its operations": ("_inductor/graph.py", "_inductor/lowering.py"),

@@ -27,7 +27,8 @@ def interaction(*tensors: Tensor) -> Tensor:
 
 
 def _check_features(tensors: tuple[Tensor, ...]) -> None:
-    if len({t.shape for t in tensors}) == 1 and tensors[0].dim() == 2:
+    shapes = [t.shape for t in tensors]  # symbolic sizes have no hash
+    if tensors and len(shapes[0]) == 2 and all(shape == shapes[0] for shape in shapes):
         return
     received = ", ".join(str(list(t.shape)) for t in tensors) or "none"
     advice = "Pass one feature a tensor, all of one width."

@@ -25,21 +25,29 @@ class MeanObserver(nn.Module):
     def __init__(self, channel_dim: int) -> None:
         super().__init__()
         self.channel_dim = channel_dim  # counted from the last one
+        self.reset()
+
+    def reset(self, mean: Tensor | None = None) -> None:
+        """Forget all values; `mean` is the result until new ones are observed."""
         self.total: Tensor | None = None
         self.count = 0
+        self.loaded_mean = mean
 
     @torch.no_grad()
     def forward(self, values: Tensor) -> None:
         """Observe a tensor."""
+        values = values.detach().unsqueeze(0)  # also of one dimension
         channels = values.shape[self.channel_dim]
         others = [dim for dim in range(values.dim()) if dim != values.dim() + self.channel_dim]
-        total = values.detach().sum(others, dtype=torch.float64)
+        total = values.sum(others, dtype=torch.float64)
         self.total = total if self.total is None else self.total + total
         self.count += values.numel() // channels
 
     def mean(self) -> Tensor | None:
-        """Return the mean of each channel, None if nothing was observed."""
-        return (self.total / self.count).float() if self.total is not None and self.count else None
+        """Return the mean of each channel, None if nothing was observed or loaded."""
+        if self.total is None or not self.count:
+            return self.loaded_mean
+        return (self.total / self.count).float()
 
 
 def is_corrected(weight: QuantizedWeight) -> bool:

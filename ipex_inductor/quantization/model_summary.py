@@ -94,16 +94,17 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
             f"{summary.file}, which has none for {', '.join(missing[:5])}",
             "Calibrate this model and save its configuration anew.",
         )
-    prepared.set_tensor_scales(
-        {name: TensorScale(*scales[name]) for name in prepared.tensor_observers}
+    prepared._ipex_load(
+        {name: TensorScale(*scales[name]) for name in prepared.tensor_observers},
+        {name: torch.tensor(mean) for name, mean in summary.means.items()},
     )
-    prepared._ipex_set_means({name: torch.tensor(mean) for name, mean in summary.means.items()})
 
 
 def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:
     """Return a prepared model that leaves more layers in floating point; observers start anew."""
     result = PreparedModel(*_plan_again(prepared, off))
     result._ipex_example_inputs = prepared._ipex_example_inputs
+    result._ipex_bn_folding = prepared._ipex_bn_folding
     attach(result, *smoothing_of(prepared))
     return result
 

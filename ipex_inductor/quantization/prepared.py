@@ -67,7 +67,15 @@ class PreparedModel(ModelGraph):
     that share a scale share an observer. `layer_decisions` are the decisions of the recipe.
     """
 
+    _ipex_kept = (
+        "_ipex_example_inputs",
+        "_ipex_bn_folding",
+        "_ipex_smoothing",
+        *("trials", "baseline"),  # of `autotune`
+    )
     _ipex_example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    _ipex_bn_folding: bool = True
+    _ipex_smoothing: Any = None  # SmoothQuant's settings and tensors
 
     def __init__(self, root: GraphModule, plan: Plan) -> None:
         graph, nodes = copy_graph(root.graph)
@@ -98,6 +106,7 @@ class PreparedModel(ModelGraph):
         self.layer_decisions = plan.decisions
         self._ipex_mean_observers = {layer.meta[LAYER].name: mean for layer, mean in means.items()}
         self._ipex_set_scales: dict[str, TensorScale] = {}
+        self._ipex_loaded_scales: dict[str, TensorScale] = {}  # until new values are observed
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a copy with parameters and observers of its own."""
@@ -107,6 +116,7 @@ class PreparedModel(ModelGraph):
         result.tensor_observers = memo[id(self.tensor_observers)]
         result._ipex_mean_observers = memo[id(self._ipex_mean_observers)]
         result._ipex_set_scales = dict(self._ipex_set_scales)
+        result._ipex_loaded_scales = dict(self._ipex_loaded_scales)
         return result
 
     def tensor_scales(self) -> dict[str, TensorScale]:
@@ -118,7 +128,8 @@ class PreparedModel(ModelGraph):
         tensors = self._ipex_plan.tensors
         names = {tensor.meta[LAYER].name: scheme for tensor, scheme in tensors.items()}
         known = {name for name in names if self._ipex_is_calibrated(name)}
-        unseen = [name for name in names if name not in known | self._ipex_set_scales.keys()]
+        known |= self._ipex_set_scales.keys() | self._ipex_loaded_scales.keys()
+        unseen = [name for name in names if name not in known]
         if unseen:
             raise QuantizationError(
                 "a calibrated model",
@@ -137,6 +148,8 @@ class PreparedModel(ModelGraph):
         if name in self._ipex_set_scales:
             return self._ipex_set_scales[name]
         observer = self.tensor_observers[name]
+        if not observer.is_calibrated:
+            return self._ipex_loaded_scales[name]
         key = id(observer), scheme.symmetric
         if key not in results:
             results[key] = observer.find_scale(scheme.symmetric)
@@ -150,11 +163,18 @@ class PreparedModel(ModelGraph):
         means = {name: observer.mean() for name, observer in self._ipex_mean_observers.items()}
         return {name: mean for name, mean in means.items() if mean is not None}
 
-    def _ipex_set_means(self, means: Mapping[str, Tensor]) -> None:
-        """Use these mean inputs in place of what was observed; other layers' are left out."""
-        for name, observer in self._ipex_mean_observers.items():
-            if name in means:
-                observer.total, observer.count = means[name].double(), 1
+    def _ipex_load(self, scales: Mapping[str, TensorScale], means: Mapping[str, Tensor]) -> None:
+        """Forget all values; use these scales and mean inputs until the model is calibrated again.
+
+        Args:
+            scales: by the name of the tensor.
+            means: by the name of the layer; a layer without one gets no bias correction.
+        """
+        for observer in self.tensor_observers.values():
+            observer.reset()
+        self._ipex_set_scales, self._ipex_loaded_scales = {}, dict(scales)
+        for name, mean_observer in self._ipex_mean_observers.items():
+            mean_observer.reset(means.get(name))
 
     def set_tensor_scales(self, scales: Mapping[str, TensorScale]) -> None:
         """Use these scales in place of what the observers saw.

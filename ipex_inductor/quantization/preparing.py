@@ -98,7 +98,7 @@ def prepare_statically(
     else:
         prepared = prepare_graph(model, mapping, *inputs, bn_folding)
     prepared._ipex_example_inputs = inputs
-    vars(prepared)["_ipex_bn_folding"] = bn_folding
+    prepared._ipex_bn_folding = bn_folding
     return prepared.eval()
 
 
@@ -151,8 +151,8 @@ def finish_conversion(prepared: PreparedModel) -> QuantizedModel:
     smooth, tensors = smoothing_of(prepared)
     quantized._ipex_recipe = ModelRecipe(
         schemes=layer_schemes(prepared),
-        bn_folding=vars(prepared).get("_ipex_bn_folding", True),
-        smoothing=smooth if "_ipex_smoothing" in vars(prepared) and tensors else None,
+        bn_folding=prepared._ipex_bn_folding,
+        smoothing=smooth if tensors else None,
         factors=factors_of(prepared),
         means=means_of(prepared),
     )

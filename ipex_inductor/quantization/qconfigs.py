@@ -14,6 +14,7 @@ import torch
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.files.summary import plain_operator
 from ipex_inductor.quantization.scheme import Choices, Layer, Scheme, SchemeMapping
+from ipex_inductor.reporting import decisions
 
 
 @dataclass(frozen=True)
@@ -211,17 +212,22 @@ def _read_weight(observer: Any) -> bool:
 
 
 def _check_range(observer: Any, purpose: str) -> None:
-    """Raise if the observer is not of 8 bits, or leaves a part of their range out."""
+    """Raise if the observer is not of 8 bits, or has a range of its own.
+
+    `reduce_range` guards kernels whose sums overflow. Those here do not, so it is not needed.
+    """
     whole = BYTES.get(_type_name(observer.dtype))
     if whole is None:
         _refuse(f"8-bit {purpose}", str(observer.dtype))
+    if getattr(observer, "reduce_range", False):
+        decisions.log.info("reduce_range: %s keep the whole range %s", purpose, whole)
+        return
     lowest, highest = (getattr(observer, name, None) for name in ("quant_min", "quant_max"))
-    if getattr(observer, "reduce_range", False) or (lowest, highest) not in (whole, (None, None)):
+    if (lowest, highest) not in (whole, (None, None)):
         _refuse(
             f"{purpose} over the whole range {whole}",
-            f"reduce_range, or the range ({lowest}, {highest})",
-            "Kernels here do not saturate: build the observer with reduce_range=False and "
-            "without quant_min and quant_max.",
+            f"the range ({lowest}, {highest})",
+            "Build the observer without quant_min and quant_max.",
         )
 
 

@@ -4,9 +4,10 @@ The input of linear layers is multiplied by a factor for each channel, the weigh
 reciprocal, in the graph. Both are one until the model is converted.
 """
 
+import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,11 @@ class ChannelObserver(nn.Module):
         self.low: Tensor | None = None
         self.high: Tensor | None = None
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Return whether any values were observed."""
+        return self.low is not None
+
     @torch.no_grad()
     def forward(self, values: Tensor) -> None:
         """Observe a tensor; other observers see its NaN and infinite values."""
@@ -55,7 +61,7 @@ class SmoothedTensor:
     """A tensor that linear layers read multiplied by factors.
 
     `name` is that of the product, `number` that of its buffers, `weights` are nodes of the linear
-    layers' weights in the graph. `factors` are those of a file, else None.
+    layers' weights in the graph. `factors` are those of a file, until values are observed.
     """
 
     name: str
@@ -65,13 +71,17 @@ class SmoothedTensor:
     observer: ChannelObserver = field(default_factory=ChannelObserver)
     factors: Tensor | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy with an observer of its own; nodes are those of the same graph."""
+        return replace(self, observer=copy.deepcopy(self.observer, memo))
+
     def find_factors(self, prepared: nn.Module, alpha: float) -> Tensor:
         """Return the factors of the weight's input channels; that of an activation is 1 / factor.
 
         Raises:
             QuantizationError: if the tensor was never observed.
         """
-        if self.factors is not None:
+        if self.factors is not None and not self.observer.is_calibrated:
             return self.factors
         low, high = self.bounds()
         weights = [evaluate(prepared, node).detach().float().abs() for node in self.weights]
@@ -126,7 +136,7 @@ def attach(prepared: PreparedModel, smooth: SmoothQuant, tensors: list[SmoothedT
     for tensor in tensors:
         _observe_channels(prepared, tensor)
     prepared.recompile()
-    vars(prepared)["_ipex_smoothing"] = smooth, tensors
+    prepared._ipex_smoothing = smooth, tensors
 
 
 def convert_smoothed(prepared: PreparedModel) -> QuantizedModel:
@@ -143,15 +153,16 @@ def find_scales(prepared: PreparedModel) -> dict[int, Tensor]:
     """Give a prepared model the scales of its smoothed tensors; return their factors by number."""
     smooth, tensors = smoothing_of(prepared)
     factors = {t.number: t.find_factors(prepared, smooth.alpha) for t in tensors}
-    seen = [t for t in tensors if t.factors is None and t.name in prepared.tensor_observers]
-    prepared.set_tensor_scales({t.name: t.scale(factors[t.number]) for t in seen})
+    observed = [t for t in tensors if t.observer.is_calibrated]
+    scales = {t.name: t.scale(factors[t.number]) for t in observed}
+    prepared.set_tensor_scales({n: s for n, s in scales.items() if n in prepared.tensor_observers})
     return factors
 
 
 def smoothing_of(prepared: PreparedModel) -> tuple[SmoothQuant, list[SmoothedTensor]]:
     """Return how a prepared model is smoothed, and its smoothed tensors."""
     smoothing: tuple[SmoothQuant, list[SmoothedTensor]]
-    smoothing = vars(prepared).get("_ipex_smoothing", (SmoothQuant(), []))
+    smoothing = prepared._ipex_smoothing or (SmoothQuant(), [])
     return smoothing
 
 
@@ -177,6 +188,7 @@ def set_factors(prepared: PreparedModel, file: str, factors: Mapping[str, list[f
         )
     for tensor in tensors:
         tensor.factors = torch.tensor(factors[tensor.name])
+        tensor.observer.low = tensor.observer.high = None
 
 
 def _insert_factors(

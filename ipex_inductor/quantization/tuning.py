@@ -1,8 +1,10 @@
 """Search of a recipe that keeps accuracy: observers, SmoothQuant, layers in floating point."""
 
+import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -105,7 +107,7 @@ class Tuner:
         """
         count = 0
         for item in self.loader:
-            args, kwargs = read_inputs(item)
+            args, kwargs = read_inputs(item, count_inputs(self.model))
             yield args, kwargs
             count += _count_samples(args, kwargs)
             if count >= size:
@@ -215,7 +217,8 @@ def autotune(
 
     Args:
         model: the model; it is not changed.
-        calib_dataloader: items are inputs, or pairs of inputs and labels.
+        calib_dataloader: items are inputs, or pairs of inputs and labels. Two tensors are inputs
+            if the model has two that it needs.
         calib_func: calls a prepared model with calibration data, in place of the loader.
         eval_func: returns the accuracy of a model; without it, outputs are compared.
         op_type_dict: operators whose `dtype` allows only "fp32" stay in floating point.
@@ -300,6 +303,13 @@ def _floating_types(op_type_dict: Mapping[str, Any]) -> Iterator[str]:
                 )
             if list(choices["dtype"]) == ["fp32"]:
                 yield operator_name(kind)
+
+
+def count_inputs(model: nn.Module) -> int:
+    """Return how many positional arguments a model cannot be called without."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(p.kind in positional and p.default is Parameter.empty for p in parameters)
 
 
 def read_inputs(item: Any, count: int = 1) -> Inputs:

@@ -3,16 +3,12 @@
 One library that Python and Inductor's C++ call, or part of a package's code.
 """
 
-import ctypes
-import functools
-import threading
 from pathlib import Path
 
 import torch
 
-from ipex_inductor.aot_cache.key import Pairs, pairs
 from ipex_inductor.target.device import architecture
-from ipex_inductor.templates.build.cpp import NotBuiltError, load, ship, why_not_taken
+from ipex_inductor.templates.cpu.kernel_library import KernelLibrary
 
 PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp", "winograd.cpp")
 END = """
@@ -43,53 +39,6 @@ inline void* ipex_address(AtenTensorHandle tensor) {
 }
 """
 INSIDE = '#define IPEX_KERNEL(name, takes) extern "C" void name takes;'  # of the same code
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Return the library, built at the first call and stored in the kernel cache.
-
-    Raises `NotBuiltError`. Attention uses oneDNN's micro-kernel if this torch has it, else our own.
-    """
-    return load(source, _problem(), with_torch=True)
-
-
-def ship_library() -> None:
-    """Store the library in the cache for others with the target CPU, as `cpp.ship` does."""
-    ship(source, _problem(), with_torch=True)
-
-
-def _problem() -> Pairs:
-    return pairs({"template": "cpu kernels", "bf16 products": is_paired()})
-
-
-@functools.cache
-def begin() -> None:
-    """Start to build the library in another thread; others wait for its entry in the cache."""
-    threading.Thread(target=why_not, name="ipex cpu kernels", daemon=True).start()
-
-
-@functools.cache
-def why_not() -> str | None:
-    """Return why there is no library here, None if there is."""
-    try:
-        library()
-    except NotBuiltError as error:
-        return str(error)
-    return None
-
-
-def why_not_in_cpp() -> str | None:
-    """Return why the compiler does not accept the kernels for the target CPU, None if it does.
-
-    It must be GCC, and support that CPU's bf16.
-    """
-    return _why_not_taken(architecture())
-
-
-@functools.cache
-def _why_not_taken(arch: str) -> str | None:
-    return why_not_taken(source(), arch)
 
 
 def is_paired() -> bool:
@@ -123,8 +72,11 @@ def declarations(inside: bool) -> str:
     return "\n".join((*guard, ADDRESS, macro, *functions, "#endif", ""))
 
 
-def address(name: str) -> int:
-    """Return the address of a function of the library, for C++. Raises `NotBuiltError`."""
-    function_address = ctypes.cast(library()[name], ctypes.c_void_p).value
-    assert function_address is not None
-    return function_address
+def _variants() -> list[dict[str, int]]:
+    return [{"bf16 products": is_paired()}]
+
+
+# Attention uses oneDNN's micro-kernel if this torch has it, else our own.
+LIBRARY = KernelLibrary("cpu", lambda settings: source(), _variants)
+library, why_not, begin = LIBRARY.library, LIBRARY.why_not, LIBRARY.begin
+why_not_in_cpp, ship_library, address = LIBRARY.why_not_in_cpp, LIBRARY.ship, LIBRARY.address

@@ -1,10 +1,8 @@
 """Kernels on 8-bit integers for CPUs: `int8.cpp`, and how Inductor's code calls it."""
 
-import contextlib
 import ctypes
 import functools
 import math
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,11 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import ops
-from ipex_inductor.aot_cache.key import Pairs, pairs
 from ipex_inductor.ops.quant.int8 import is_depthwise
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.target.device import architecture
-from ipex_inductor.templates.build.cpp import NotBuiltError, load, ship, why_not_taken
 from ipex_inductor.templates.cpu import cpu_library
+from ipex_inductor.templates.cpu.kernel_library import KernelLibrary, Settings
 
 assert ops  # which registers ipex::int8_conv
 
@@ -46,27 +43,15 @@ TAKES = {
 }
 
 
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Return the library, built at the first call and stored in the kernel cache.
-
-    Raises `NotBuiltError`.
-    """
+def _variants() -> list[Settings]:
+    """Return the settings of the present architecture, before them those of this CPU alone."""
+    settings = _settings()
     if architecture() == "x86-64:avx2" and "avx_vnni" in _capabilities():
-        with contextlib.suppress(NotBuiltError):
-            return _load(_settings() | {"INT8_VNNI": AVX_VNNI})
-    return _load(_settings())
+        return [settings | {"INT8_VNNI": AVX_VNNI}, settings]
+    return [settings]
 
 
-def _load(settings: dict[str, int]) -> ctypes.CDLL:
-    return load(functools.partial(source, settings), _problem(settings), with_torch=True)
-
-
-def _problem(settings: dict[str, int]) -> Pairs:
-    return pairs({"template": "int8 kernels", **settings})
-
-
-def _settings() -> dict[str, int]:
+def _settings() -> Settings:
     """Return the instructions that every target CPU of the present architecture has.
 
     AVX-512 without VNNI and AVX2 multiply in 16 bits.
@@ -87,12 +72,12 @@ def _capabilities() -> frozenset[str]:
     return frozenset(flags.split())
 
 
-def source(settings: dict[str, int] | None = None) -> str:
+def source(settings: Settings | None = None) -> str:
     """Return the C++ of the library; for the target CPU if no settings are given."""
     return cpu_library.source(parts=("vectors.cpp",), more=definitions(settings))
 
 
-def definitions(settings: dict[str, int] | None = None) -> str:
+def definitions(settings: Settings | None = None) -> str:
     """Return the C++ of the kernels, which follows `vectors.cpp`."""
     chosen = _settings() if settings is None else settings
     defined = "".join(f"#define {name} {value}\n" for name, value in chosen.items())
@@ -112,43 +97,9 @@ def declarations(inside: bool) -> str:
     )
 
 
-def ship_library() -> None:
-    """Store the library in the cache for others with the target CPU, as `cpp.ship` does."""
-    ship(source, _problem(_settings()), with_torch=True)
-
-
-@functools.cache
-def begin() -> None:
-    """Start to build the library in another thread; others wait for its entry in the cache."""
-    threading.Thread(target=why_not, name="ipex int8 kernels", daemon=True).start()
-
-
-@functools.cache
-def why_not() -> str | None:
-    """Return why there is no library here, None if there is."""
-    try:
-        library()
-    except NotBuiltError as error:
-        return str(error)
-    return None
-
-
-def why_not_in_cpp() -> str | None:
-    """Return why the compiler does not accept the kernels for the target CPU, None if it does."""
-    return _why_not_taken(architecture())
-
-
-@functools.cache
-def _why_not_taken(arch: str) -> str | None:
-    return why_not_taken(source(), arch)
-
-
-def address(name: str) -> int:
-    """Return the address of a function of the library, for C++. Raises `NotBuiltError`."""
-    function_address = ctypes.cast(library()[name], ctypes.c_void_p).value
-    assert function_address is not None
-    return function_address
-
+LIBRARY = KernelLibrary("int8", source, _variants)
+library, why_not, begin = LIBRARY.library, LIBRARY.why_not, LIBRARY.begin
+why_not_in_cpp, ship_library, address = LIBRARY.why_not_in_cpp, LIBRARY.ship, LIBRARY.address
 
 _POINTER = ctypes.c_void_p
 SIGNATURES: dict[str, list[Any]] = {

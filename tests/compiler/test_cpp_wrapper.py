@@ -22,6 +22,7 @@ from ipex_inductor.passes.attention import short_attention
 from ipex_inductor.passes.weights import blocked, cached_primitives, winograd
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target.device import architecture
+from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.cpu import cached_primitives as onednn
 from ipex_inductor.templates.cpu import cpu_library
 from support.helpers import Mlp, code_of
@@ -127,9 +128,9 @@ def test_a_library_that_is_gone_is_an_error_that_says_so(
     """As with a graph out of a cache that was filled where it can be built."""
 
     def gone() -> None:
-        raise cpu_library.NotBuiltError("no compiler was found")
+        raise NotBuiltError("no compiler was found")
 
-    monkeypatch.setattr(cpu_library, "library", gone)
+    monkeypatch.setattr(cpu_library.LIBRARY, "library", gone)
     fn = compiled(nn.Linear(48, 16).eval(), options={"cpp_wrapper": True})
     with pytest.raises(RuntimeError, match="cpu_library: no compiler was found"):
         fn(torch.randn(3, 48))

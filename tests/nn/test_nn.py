@@ -72,6 +72,18 @@ def test_interaction_wants_features_of_one_shape(tensors, came):
         interaction(*tensors)
 
 
+def test_interaction_is_captured_for_all_sizes():
+    class Pairs(nn.Module):
+        def forward(self, x, y):
+            return interaction(x, y)
+
+    x, y = torch.randn(2, 4, 8)
+    sizes = {0: torch.export.Dim.DYNAMIC}
+    program = torch.export.export(Pairs(), (x, y), dynamic_shapes=(sizes, sizes))
+    more = torch.randn(2, 7, 8)
+    torch.testing.assert_close(program.module()(*more), interaction(*more))
+
+
 def test_interaction_promotes():
     low, high = torch.randn(6, 8).bfloat16(), torch.randn(6, 8)
     torch.testing.assert_close(interaction(low, high), by_hand(low.float(), high))

@@ -55,6 +55,14 @@ def test_means_accumulate_over_batches_and_in_copies():
     torch.testing.assert_close(mean, x.mean(0))
 
 
+def test_inputs_of_one_dimension():
+    model, x = nn.Linear(4, 4), torch.randn(4)
+    prepared = calibrate(model, (x,), mapping=CORRECTED)
+    assert convert_prepared(prepared)(x).shape == (4,)
+    (mean,) = prepared._ipex_means().values()
+    torch.testing.assert_close(mean, x)
+
+
 def test_state_dicts_have_no_means():
     quantized = quantize(nn.Linear(4, 4), (torch.randn(6, 4),), mapping=CORRECTED)
     assert quantized.state_dict().keys() == {"weight", "bias"}

@@ -175,8 +175,11 @@ FLOWS = {
 }
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-@pytest.mark.parametrize("names", [OURS, THEIRS], ids=["ours", "theirs"])
+# Two programs each; the files and the numbers are those of the other names.
+ALSO = [pytest.param(flow, OURS, marks=[pytest.mark.slow] * (flow != "static")) for flow in FLOWS]
+
+
+@pytest.mark.parametrize(("flow", "names"), [*((flow, THEIRS) for flow in FLOWS), *ALSO])
 def test_a_listing_runs_in_processes_of_its_own(flow, names, tmp_path):
     runner = [] if names is OURS else ["-m", "ipex_inductor.as_ipex"]
     for number, listing in enumerate(FLOWS[flow]):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from ipex_inductor import quantization
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.converted import convert_prepared
 from ipex_inductor.quantization.prepared import prepare_graph
@@ -99,6 +100,41 @@ def test_observers_do_not_grow():
     with torch.no_grad():
         prepared(torch.randn(9, 3, 64, 64) * 100)
     assert [observer.counts.numel() for observer in prepared.tensor_observers.values()] == sizes
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        quantization.default_static_qconfig_mapping,
+        quantization.get_smooth_quant_qconfig_mapping(alpha=0.5),
+    ],
+    ids=["plain", "smooth"],
+)
+def test_new_data_counts_after_a_summary_was_loaded(mapping, tmp_path):
+    model, x = nn.Linear(4, 4).eval(), torch.randn(8, 4)
+    other, third = (quantization.prepare(model, mapping, x) for _ in range(2))
+    other(x)
+    other.save_qconf_summary(tmp_path / "small.json")
+    third(10 * x)
+    third.save_qconf_summary(tmp_path / "large.json")
+    third.load_qconf_summary(tmp_path / "small.json")
+    assert third.tensor_scales() == other.tensor_scales()
+    assert torch.equal(quantization.convert(third)(x), quantization.convert(other)(x))
+    third(10 * x)
+    third.save_qconf_summary(tmp_path / "again.json")
+    large, again = ((tmp_path / f"{name}.json").read_text() for name in ("large", "again"))
+    assert again == large
+
+
+def test_a_copy_keeps_what_is_needed_to_save(tmp_path):
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)).eval()
+    mapping, x = quantization.default_static_qconfig_mapping, torch.randn(2, 2, 4, 4)
+    prepared = quantization.prepare(model, mapping, x, bn_folding=False)
+    prepared(x)
+    quantized = quantization.convert(copy.deepcopy(prepared))
+    quantized.save(tmp_path / "net.pt")
+    assert torch.equal(torch.jit.load(tmp_path / "net.pt")(x), quantized(x))
+    assert quantized._ipex_recipe == quantization.convert(prepared)._ipex_recipe
 
 
 def test_a_copy_observes_alone():

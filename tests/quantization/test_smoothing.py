@@ -1,5 +1,7 @@
 """SmoothQuant: exact before rounding, better where channels differ, shared where inputs are."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,19 @@ def test_factors_are_those_of_the_formula_and_shared():
     expected = torch.cat(inputs).abs().amax(0) ** 0.3 / weights**0.7
     torch.testing.assert_close(quantized._ipex_smooth_0, expected)
     torch.testing.assert_close(quantized._ipex_unsmooth_0, 1 / expected)
+
+
+@torch.no_grad()
+def test_a_copy_keeps_its_factors_and_observes_alone():
+    net, inputs = Net().eval(), data()
+    mapping = quantization.get_smooth_quant_qconfig_mapping(alpha=0.3)
+    prepared, quantized = quantize(net, mapping, inputs)
+    other = copy.deepcopy(prepared)
+    assert torch.equal(quantization.convert(other)(inputs[0]), quantized(inputs[0]))
+    other(100 * inputs[0])
+    larger = quantization.convert(other)
+    assert (larger._ipex_smooth_0 > 2 * quantized._ipex_smooth_0).all()
+    assert torch.equal(quantization.convert(prepared)(inputs[0]), quantized(inputs[0]))
 
 
 def test_without_sharing_each_layer_has_its_factors():

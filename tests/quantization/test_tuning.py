@@ -1,5 +1,7 @@
 """`autotune`: the first recipe that holds the criterion, sensitive layers in floating point."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -61,6 +63,26 @@ def test_the_sensitive_layer_is_left_in_floating_point(eval_func):
     assert not rows["fragile:linear:0"]
     assert agreement(quantization.convert(tuned)) > 0.95
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Sum(nn.Module):
+    """A model of two inputs, and an optional one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x, y, mask=None):
+        return self.layer(x) + y
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_two_tensors_are_the_inputs_of_a_model_that_needs_two(labelled):
+    pairs = [(torch.randn(8, 16), torch.randn(8, 16)) for _ in range(2)]
+    items = [(pair, torch.zeros(8)) for pair in pairs] if labelled else pairs
+    tuned = quantization.autotune(Sum().eval(), items, accuracy_criterion={"relative": 5})
+    assert quantization.convert(tuned)(*pairs[0]).shape == (8, 16)
+    assert copy.deepcopy(tuned).trials == tuned.trials
 
 
 def test_smoothquant_is_tried_first():

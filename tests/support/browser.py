@@ -57,6 +57,7 @@ class Page:
         self._call("Page.navigate", url=address)
         while not self.loaded:
             self._note(self._next())
+        self._call("Runtime.evaluate", expression="window.ready", awaitPromise=True)
 
     def run(self, script):
         """The value of JavaScript; one that raises is an error here too."""

@@ -52,7 +52,7 @@ class ModelGraph(GraphModule):
         """Return a copy with parameters of its own."""
         result: Self = super().__deepcopy__(memo)  # type: ignore[assignment]
         share_state(copy.deepcopy(_state_tree(self), memo), result)
-        for name in self._ipex_kept:
+        for name in vars(self).keys() & self._ipex_kept:
             setattr(result, name, copy.deepcopy(getattr(self, name), memo))
         return result
 

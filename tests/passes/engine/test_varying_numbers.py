@@ -101,6 +101,7 @@ SAID = dict.fromkeys(("groups", "normed_groups", "transposed_groups"), "groups")
 
 
 @torch.no_grad()
+@pytest.mark.sampled
 @pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "as sizes change"])
 @pytest.mark.parametrize("name", CALLS)
 def test_one_call_is_left_and_the_graph_is_not(name, dynamic, op_by_op):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ipex_inductor.quantization import default_dynamic_qconfig, default_static_qconfig
-from support.accuracy.comparison import quantize, scores
+from support.accuracy.comparison import last_int8_calls, quantize, scores
 from support.int8_models import signal_to_noise
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -44,6 +44,8 @@ def test_the_compiled_graph_answers_as_the_graph(minilm):
     quantized = quantize(minilm.model, SCHEMES["static"], minilm.calibration)
     compiled = torch.compile(quantized, backend="ipex")
     reference, other = scores(quantized, some), scores(compiled, some)
+    layers = [layer.name for layer in quantized.layer_decisions if layer.quantized]
+    assert last_int8_calls() == sum("pooler" not in name for name in layers)  # it is not used
     agreement = (other.argmax(1) == reference.argmax(1)).double().mean()
     assert agreement >= 0.98  # single steps apart in each layer, which add up over the layers
     assert signal_to_noise(reference, other) > 20

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor.quantization import QConfigMapping, convert, prepare
+from ipex_inductor.reporting import decisions
 
 CALIBRATION = 200  # samples
 
@@ -62,6 +63,12 @@ def compare(exact: Tensor, quantized: Tensor, labels: Tensor) -> Comparison:
 def scores(model: Callable[..., Tensor], batches: Iterable[tuple[Any, ...]]) -> Tensor:
     """Return the outputs of a model for all batches, one below the other."""
     return torch.cat([model(*batch) for batch in batches])
+
+
+def last_int8_calls() -> int:
+    """Return how many products of the graph compiled last are calls on integers."""
+    fired = decisions.reports()[-1].count("fired")
+    return sum(count for name, count in fired.items() if name.startswith("int8 "))
 
 
 @torch.no_grad()
