@@ -59,7 +59,7 @@ class ModelGraph(GraphModule):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or cast parameters and buffers; tensors that the graph makes follow to a device."""
         before = _only_device(self)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         after = _only_device(self)
         if before is not None and after is not None and before != after:
             _move_factories(self, before, after)
