@@ -104,7 +104,7 @@ class Judge:
         self._unit = float(self._exact.abs().max()) if self._exact.numel() else 1.0
         self._unit = self._unit or 1.0
         is_float = eager.dtype.is_floating_point
-        # Of values that are ties either integer beside them is right.
+        # Either integer beside a tie is right.
         rounding = torch.finfo(eager.dtype).eps if is_float else 1.0 / self._unit
         largest, mean = self._errors(eager)
         self.tolerance = ERRORS * largest + ROUNDINGS * rounding

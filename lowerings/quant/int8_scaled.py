@@ -44,7 +44,7 @@ ipex = torch.ops.ipex
 HOPPER = "sm_90"
 OPERANDS = 3  # activation, weight and factors; an addend and its scale may follow
 BYTES = 1  # of an operand's element
-# Where nothing is recorded: the tile of a GEMM by its columns, and the fewest rows that it is for.
+# Without a record: the tile of a GEMM by its columns, and the fewest rows that it is for.
 WIDE, FEWEST_ROWS = 128, 1024
 
 

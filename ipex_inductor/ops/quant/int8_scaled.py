@@ -277,7 +277,7 @@ def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Added, 
     least = scales[5].clamp_min(0.0) if call.unary == "relu" else scales[5]
 
     def finish(values: Tensor) -> Tensor:
-        return _round(values if other is None else values + other * scales[3], call, least)
+        return _round(values if other is None else values + other.float() * scales[3], call, least)
 
     return factors, added, finish
 
@@ -285,8 +285,9 @@ def _fold_scales(call: Arguments, other: Tensor | None) -> tuple[Tensor, Added, 
 def _round(steps: Tensor, call: Arguments, least: Tensor) -> Tensor:
     """Return steps as integers of a result, which are held in memory.
 
-    Behind an addition of 1.5 * 2^23 the last bits of a float are the rounded integer. Integers that
-    are not held Inductor might compute again in each loop that reads them, from values in fp32.
+    Behind an addition of 1.5 * 2^23 the last bits of a float are the rounded integer. The result is
+    stored. Otherwise Inductor might compute it again, from stored fp32 values, in each loop that
+    reads it.
 
     Args:
         steps: values in units of the result's scale.

@@ -364,15 +364,20 @@ def use_signed_integers(graph: torch.fx.Graph) -> None:
         if not node.meta["val"].is_cuda or not all(map(is_dequantize, node.users)):
             continue
         for each in (*node.users, node):
-            x, scale, zero_point, least, most, _, *rest = _arguments(each)
+            x, scale, zero_point, least, most, *_ = _arguments(each)
             if isinstance(zero_point, Node):
                 with graph.inserting_before(each):
-                    lower: Any = _add_call(graph, aten.sub.Tensor, zero_point, SHIFT)
+                    # Zero points of any dtype: one in uint8 has no negative numbers.
+                    wide = prims.convert_element_type.default
+                    whole = _add_call(graph, wide, zero_point, torch.int32)
+                    lower: Any = _add_call(graph, aten.sub.Tensor, whole, SHIFT)
             else:
                 lower = zero_point - SHIFT
-            each.args = (x, scale, lower, least - SHIFT, most - SHIFT, torch.int8, *rest)
-            names = {argument.name for argument in each.target._schema.arguments[: len(each.args)]}
-            each.kwargs = {key: value for key, value in each.kwargs.items() if key not in names}
+            numbers = (x, scale, lower, least - SHIFT, most - SHIFT, torch.int8)
+            schema: Any = each.target
+            named = {a.name for a in schema._schema.arguments[: len(numbers)]}
+            each.args = numbers
+            each.kwargs = {key: value for key, value in each.kwargs.items() if key not in named}
         node.meta["val"] = node.meta["val"].to(torch.int8)
 
 

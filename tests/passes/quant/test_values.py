@@ -160,3 +160,28 @@ def test_weights_with_one_scale_and_transposed() -> None:
     assert module.graph.owning_module is module
     assert read_weight(None) is None
     assert read_weight(node.args[0].args[0]) is None
+
+
+@pytest.mark.parametrize("by_tensor", [False, True], ids=["numbers", "tensors"])
+def test_integers_of_gpus_are_signed(by_tensor):  # type: ignore[no-untyped-def]
+    """The values stay the same, of a result in bf16 too; zero points may be in uint8."""
+    bounds = 0, 255, torch.uint8
+
+    def rounded(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+        words = (scale, zero_point) if by_tensor else (0.5, 3)
+        name = "tensor" if by_tensor else "default"
+        quantize = getattr(QUANTIZED.quantize_per_tensor, name)
+        dequantize = getattr(QUANTIZED.dequantize_per_tensor, name)
+        return dequantize(quantize(x, *words, *bounds), *words, *bounds, out_dtype=torch.bfloat16)
+
+    x, scale, zero_point = torch.randn(40) * 60, torch.tensor(0.5), torch.tensor(3).byte()
+    module, _ = trace(rounded, x, scale, zero_point)
+    (quantize,) = filter(values.is_quantize, module.graph.nodes)
+    with quantize.meta["val"].fake_mode:
+        quantize.meta["val"] = torch.empty(40, dtype=torch.uint8, device="cuda")
+    values.use_signed_integers(module.graph)
+    module.recompile()
+    assert quantize.args[-1] is torch.int8
+    expected = rounded(x, scale, zero_point)
+    assert torch.equal(module(x, scale, zero_point), expected)
+    assert expected.dtype is torch.bfloat16

@@ -15,7 +15,7 @@ import triton
 
 from ipex_inductor.lowerings.common.conv_templates import NO_TF32
 from ipex_inductor.lowerings.problem import shapes
-from ipex_inductor.lowerings.problem.spaces import OURS
+from ipex_inductor.lowerings.problem.spaces import INT8, OURS
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import (
@@ -288,8 +288,11 @@ SMALL = {
 
 
 def test_each_template_is_here():
-    assert {small.module for small in SMALL.values()} == modules()
-    assert {small.name for small in SMALL.values()} == {*OURS, skinny.NAME, ""}
+    """Those of 8-bit integers are in `test_int8_templates.py`."""
+    int8 = {name.rpartition(".")[2] for name in INT8}
+    assert {small.module for small in SMALL.values()} | int8 == modules()
+    names = {small.name for small in SMALL.values()} | {f"ipex.triton.{name}" for name in INT8}
+    assert names == {*OURS, skinny.NAME, ""}
 
 
 def reasons(name, dtype, gpu):
