@@ -34,7 +34,8 @@ def prepare_fp8(
 
     Linear layers are found in the whole module tree. Subclasses count unless they have a `forward`
     of their own. Outside of `fp8_autocast` the model computes what it did. Prepare a model before
-    it is wrapped or compiled.
+    it is wrapped or compiled. `nn.TransformerEncoder` makes no nested tensors of padded batches any
+    more: its outputs at padded positions are not zero.
 
     As in IPEX, model and optimizer are copied and yours are not changed. With `inplace=True` they
     are changed and returned, so that parameters stay yours.
@@ -152,7 +153,7 @@ def _attach_state(module: nn.Module, layers: list[nn.Linear], device: torch.devi
         if isinstance(part, nn.TransformerEncoderLayer):
             part.activation_relu_or_gelu = 0  # else one operator hides its layers
         if isinstance(part, nn.TransformerEncoder):
-            part.use_nested_tensor = False  # which that operator alone takes
+            part.use_nested_tensor = False  # which FP8 does not take
     module.register_forward_pre_hook(state.note_call)
     prepared: Any = module
     prepared.register_load_state_dict_pre_hook(read_old_state)

@@ -163,7 +163,11 @@ def test_a_prepared_encoder_takes_padding():
     padding = torch.tensor([[False, False, False], [False, False, True]])
     with torch.no_grad():
         result, expected = (m(x, src_key_padding_mask=padding) for m in (prepared, model))
+        with fp8_autocast(enabled=True):
+            rounded = prepared(x, src_key_padding_mask=padding)
     torch.testing.assert_close(result[~padding], expected[~padding])
+    torch.testing.assert_close(rounded[~padding], expected[~padding], atol=0.3, rtol=0)
+    assert not torch.equal(rounded[~padding], result[~padding])
 
 
 def test_lazy_layers_are_refused_until_they_know_their_sizes():
