@@ -189,3 +189,19 @@ def test_compiled_autograd_is_refused():
         pytest.raises(QuantizationError, match="compiled_autograd = False"),
     ):
         y.sum().backward()
+
+
+def test_scales_of_a_compiled_block_in_inference_mode_can_be_trained():
+    model = prepare_fp8(nn.Sequential(nn.Linear(4, 4)))
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def calibrate(x):
+        with fp8_autocast(calibrating=True):
+            return model(x)
+
+    with torch.inference_mode():
+        calibrate(torch.ones(2, 4))
+    with fp8_autocast(enabled=True):
+        y = model(torch.ones(2, 4))
+    y.sum().backward()
+    assert not model[0].fp8_scaling.scales.is_inference()
