@@ -45,6 +45,7 @@ from ipex_inductor.compat.engine import compile_with_callers_alone as compile_wi
 from ipex_inductor.compat.engine import group_name as group_name
 from ipex_inductor.compat.engine import left_to_eager_mode as left_to_eager_mode
 from ipex_inductor.compat.engine import reduce_largest as reduce_largest
+from ipex_inductor.compat.engine import runs_compiled_backward as runs_compiled_backward
 from ipex_inductor.compat.files import cache_folder as cache_folder
 from ipex_inductor.compat.files import named_folder as named_folder
 from ipex_inductor.compat.fused_sgd import mend_fused_sgd as mend_fused_sgd

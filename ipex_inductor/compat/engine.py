@@ -1,5 +1,6 @@
 """The running backward, checkpointed regions and process groups: torch has no public API here."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,6 +17,12 @@ def backward_number() -> int | None:
     """Return the number of the backward that this thread executes, None outside of any."""
     number: int = torch._C._current_graph_task_id()
     return None if number < 0 else number
+
+
+def runs_compiled_backward() -> bool:
+    """Return True while compiled autograd executes a backward: nothing is called at its end."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")  # slow to import
+    return bool(getattr(module, "in_compiled_autograd_region", False))
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:

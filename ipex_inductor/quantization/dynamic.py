@@ -150,11 +150,12 @@ def convert_dynamic(prepared: nn.Module) -> nn.Module:
         if isinstance(module, nn.TransformerEncoderLayer):
             vars(module)["activation_relu_or_gelu"] = 0  # else one operator hides its layers
     schemes: dict[str, Scheme | None] = vars(converted).pop("ipex_schemes")
+    rows = _rows(converted, schemes)
     for name, module in converted.named_modules():
         parent = name.rpartition(".")[0]
         if not name or schemes.get(name) != schemes.get(parent):
             _wrap(module, schemes.get(name))
-    converted.ipex_layers = _rows(converted, schemes)  # type: ignore[assignment]
+    converted.ipex_layers = rows  # type: ignore[assignment]
     return converted
 
 
@@ -176,20 +177,31 @@ def _schemes(model: nn.Module, mapping: SchemeMapping) -> Iterator[tuple[str, Sc
 
 def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[str, Any]]:
     """Return the decision about each linear and recurrent module."""
-    return [
-        {
-            "name": name,
-            "operator": "linear" if isinstance(module, nn.Linear) else "recurrent",
-            "quantized": schemes.get(name) is not None,
-            "reason": "" if schemes.get(name) else _why_not(module, schemes),
-        }
-        for name, module in model.named_modules()
-        if isinstance(module, (nn.Linear, *RECURRENT))
-    ]
+    projections = {
+        id(part.out_proj)
+        for part in model.modules()
+        if type(part).forward is nn.MultiheadAttention.forward
+    }
+    rows = []
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Linear, *RECURRENT)):
+            reason = _why_not(module, schemes.get(name), schemes, id(module) in projections)
+            operator = "linear" if isinstance(module, nn.Linear) else "recurrent"
+            row = {"name": name, "operator": operator, "quantized": not reason, "reason": reason}
+            rows.append(row)
+    return rows
 
 
-def _why_not(module: nn.Module, schemes: Mapping[str, Scheme | None]) -> str:
-    """Return why a linear or recurrent module is not quantized."""
+def _why_not(
+    module: nn.Module,
+    scheme: Scheme | None,
+    schemes: Mapping[str, Scheme | None],
+    is_projection: bool,
+) -> str:
+    """Return why a linear or recurrent module is not quantized, "" if it is."""
+    if scheme is not None:
+        hidden = is_projection and scheme.dtype is not torch.int8
+        return "FP8 leaves the projections of MultiheadAttention in floating point" * hidden
     in_fp8 = any(scheme and scheme.dtype is not torch.int8 for scheme in schemes.values())
     return (
         "FP8 is for linear layers" if in_fp8 and isinstance(module, RECURRENT) else "switched off"

@@ -61,7 +61,8 @@ class _Marks(threading.local):
 
 
 _marks = _Marks()
-_backwards: dict[int, int] = {}  # by model, the running backward that updates it at its end
+_backwards: set[tuple[int, int]] = set()  # numbers of a model and a backward that will update it
+_backwards_lock = threading.Lock()
 
 
 def take_recorded() -> list[Model]:
@@ -339,12 +340,37 @@ def fp8_quantize_gradient(
     values = _quantize(gradient, state[SCALE, column], dtype)
     cell = state[HISTORY, column]
     cell.copy_(torch.maximum(cell, compute_amax(gradient)))
-    task = compat.backward_number()
-    if task is not None and _backwards.get(model) != task and model in MODELS:
-        _backwards[model] = task
-        update = functools.partial(MODELS[model].update_gradients, dtype, Settings(*settings))
-        compat.at_end_of_backward(update)
+    _update_later(model, dtype, Settings(*settings))
     return values, state[SCALE_INV, column].clone()
+
+
+def _update_later(model: int, dtype: torch.dtype, settings: Settings) -> None:
+    """Update the scales of a model's gradients once, when the running backward ends."""
+    owner, task = MODELS.get(model), compat.backward_number()
+    if owner is not None and compat.runs_compiled_backward():
+        raise QuantizationError(
+            "a backward of autograd's engine, at whose end scales of gradients are updated",
+            "one of compiled autograd",
+            "Call backward() with torch._dynamo.config.compiled_autograd = False.",
+        )
+    if task is None or owner is None:
+        return
+    with _backwards_lock:
+        if (model, task) in _backwards:
+            return
+        failed = [entry for entry in _backwards if entry[0] not in MODELS]  # of dead models
+        _backwards.difference_update(failed)
+        _backwards.add((model, task))
+    compat.at_end_of_backward(functools.partial(_update, (model, task), owner, dtype, settings))
+
+
+def _update(
+    backward: tuple[int, int], owner: Model, dtype: torch.dtype, settings: Settings
+) -> None:
+    """Update the scales of a model's gradients at the end of a backward."""
+    with _backwards_lock:
+        _backwards.discard(backward)
+    owner.update_gradients(dtype, settings)
 
 
 def _fake_of_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:

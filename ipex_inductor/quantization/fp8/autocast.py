@@ -53,7 +53,6 @@ class fp8_autocast(ContextDecorator):
         check_device(device)
         self.enabled, self.calibrating = bool(enabled), bool(calibrating)
         self.recipe, self.process_group = fp8_recipe, fp8_group
-        self.outer: list[tuple[bool, bool]] = []
 
     def __enter__(self) -> Self:
         if not torch.compiler.is_compiling():
@@ -65,14 +64,15 @@ class fp8_autocast(ContextDecorator):
                 fp8.take_recorded()  # of a compiled block, which updated its own models
         if self.enabled or self.calibrating:
             self._join_pass()
-        self.outer.append((CURRENT.enabled, CURRENT.calibrating))
+        CURRENT.outer = (*CURRENT.outer, (CURRENT.enabled, CURRENT.calibrating))
         CURRENT.depth += 1
         CURRENT.enabled, CURRENT.calibrating = self.enabled, self.calibrating
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         CURRENT.depth -= 1
-        CURRENT.enabled, CURRENT.calibrating = self.outer.pop()
+        CURRENT.enabled, CURRENT.calibrating = CURRENT.outer[-1]
+        CURRENT.outer = CURRENT.outer[:-1]
         if CURRENT.depth > 0:
             return
         models: list[Any] = CURRENT.traced_models

@@ -24,6 +24,7 @@ class Current(threading.local):
 
     def __init__(self) -> None:
         self.depth = 0  # blocks that are open
+        self.outer: tuple[tuple[bool, bool], ...] = ()  # enabled and calibrating around each
         self.recomputing = False  # a checkpointed region runs again, for its backward
         self.traced = False  # torch.compile traces the outermost block
         self.traced_models: list[Any] = []  # called since a traced outermost block began

@@ -83,6 +83,8 @@ class FP8Linear(nn.Linear):
             input = input.to(torch.get_autocast_dtype(kind))
         rows = input.reshape(-1, self.in_features)
         scales, column = state.scales, FORWARD_TENSORS * layer
+        if not torch.compiler.is_compiling() and scales.is_inference():
+            scales = scales.clone()  # a compiled block made them under torch.inference_mode
         output: Tensor
         output, input_amax, weight_amax = multiply(
             rows,

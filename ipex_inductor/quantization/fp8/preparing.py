@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import ArgumentError, QuantizationError, WrappedModelError
@@ -33,7 +34,8 @@ def prepare_fp8(
 
     Linear layers are found in the whole module tree. Subclasses count unless they have a `forward`
     of their own. Outside of `fp8_autocast` the model computes what it did. Prepare a model before
-    it is wrapped or compiled.
+    it is wrapped or compiled. `nn.TransformerEncoder` makes no nested tensors of padded batches any
+    more: its outputs at padded positions are not zero.
 
     As in IPEX, model and optimizer are copied and yours are not changed. With `inplace=True` they
     are changed and returned, so that parameters stay yours.
@@ -50,12 +52,13 @@ def prepare_fp8(
     Raises:
         ArgumentError: for a model or an optimizer of another type.
         WrappedModelError: for a model that is wrapped or compiled.
-        QuantizationError: for a model without linear layers, one that was prepared before, and
-            one whose linear layers lie on several devices.
+        QuantizationError: for a model without linear layers, one that was prepared before, one
+            with `LazyLinear`, and one whose linear layers lie on several devices.
         DeviceError: for another device.
     """
     _check_arguments(module, optimizer)
     check_device(device)
+    _check_initialized(module)
     layers = find_layers(module)
     devices = {layer.weight.device for layer in layers}
     if len(devices) != 1:
@@ -85,6 +88,11 @@ def _warn_of_others(module: nn.Module) -> None:
             warn_once(
                 f"{name or 'the model'} stays in floating point: {type(layer).__name__} has a"
                 " forward of its own"
+            )
+        if type(layer).forward is nn.MultiheadAttention.forward:
+            warn_once(
+                f"the projections of {name or 'the model'} stay in floating point:"
+                f" {type(layer).__name__} computes them without calling linear layers"
             )
 
 
@@ -117,6 +125,17 @@ def _check_arguments(module: Any, optimizer: Any) -> None:
         )
 
 
+def _check_initialized(module: nn.Module) -> None:
+    """Raise `QuantizationError` for a linear layer that becomes another class in its first call."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Linear) and isinstance(layer, LazyModuleMixin):
+            raise QuantizationError(
+                "linear layers that know their sizes",
+                f"{name or 'the model'}, a {type(layer).__name__}",
+                "Run one batch through the model first.",
+            )
+
+
 def _attach_state(module: nn.Module, layers: list[nn.Linear], device: torch.device) -> None:
     """Turn the linear layers of a model to `FP8Linear`, with one scaling state for all of them.
 
@@ -130,6 +149,11 @@ def _attach_state(module: nn.Module, layers: list[nn.Linear], device: torch.devi
         assert isinstance(layer, FP8Linear)
         layer._fp8 = state, number
     layers[0].add_module(NAME, state)
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0  # else one operator hides its layers
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False  # which FP8 does not take
     module.register_forward_pre_hook(state.note_call)
     prepared: Any = module
     prepared.register_load_state_dict_pre_hook(read_old_state)

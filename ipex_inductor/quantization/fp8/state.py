@@ -1,6 +1,8 @@
 """Scaling state of a prepared model: scales and histories of all its layers, in flat tensors."""
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -41,11 +43,12 @@ class ScalingState(nn.Module):
 
     def __init__(self, layers: int, device: torch.device | str | None = None) -> None:
         super().__init__()
-        for name, tensors in zip(STATES, (FORWARD_TENSORS * layers, layers), strict=True):
-            state = torch.zeros(fp8.HISTORY + LENGTH, tensors, device=device)
-            state[[fp8.SCALE, fp8.SCALE_INV]] = 1
-            self.register_buffer(name, state)
-        self.register_buffer("scales", self._copy_scales(), persistent=False)
+        with ordinary_tensors():
+            for name, tensors in zip(STATES, (FORWARD_TENSORS * layers, layers), strict=True):
+                state = torch.zeros(fp8.HISTORY + LENGTH, tensors, device=device)
+                state[[fp8.SCALE, fp8.SCALE_INV]] = 1
+                self.register_buffer(name, state)
+            self.register_buffer("scales", self._copy_scales(), persistent=False)
         self.ran_without_gradients = False
         self._take_number()
 
@@ -56,10 +59,18 @@ class ScalingState(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which is a model of its own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._replace_inference_tensors()
         self._take_number()
 
     def _copy_scales(self) -> Tensor:
         return self.forward_state[: fp8.SCALE_INV + 1].clone()
+
+    def _replace_inference_tensors(self) -> None:
+        """Replace buffers that were made under `torch.inference_mode`: training needs others."""
+        with ordinary_tensors():
+            for name, state in self._buffers.items():
+                if state is not None and state.is_inference():
+                    self._buffers[name] = state.clone()
 
     def note_call(self, *_: object) -> None:
         """Remember that a compiled outermost `fp8_autocast` block has to update this model.
@@ -80,6 +91,13 @@ class ScalingState(nn.Module):
             recipe: of the pass.
             group: name of the process group, "" for none.
         """
+        if torch.compiler.is_compiling():
+            self._update_forward(recipe, group)
+            return
+        with ordinary_tensors():
+            self._update_forward(recipe, group)
+
+    def _update_forward(self, recipe: DelayedScaling, group: str) -> None:
         settings = recipe.settings(group)
         self.forward_state = _resize(self.forward_state, settings.length)
         if not torch.compiler.is_compiling():  # so that the next pass finds its final size
@@ -99,28 +117,39 @@ class ScalingState(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set all scales to 1 and empty the histories, as after `to_empty`."""
-        for state in (self.forward_state, self.gradient_state):
-            state.zero_()
-            state[: fp8.SCALE_INV + 1] = 1
-        self.scales = self._copy_scales()
+        with ordinary_tensors():
+            for state in (self.forward_state, self.gradient_state):
+                state.zero_()
+                state[: fp8.SCALE_INV + 1] = 1
+            self.scales = self._copy_scales()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move the state with the model; it stays in fp32 when the model is cast."""
-        for name, state in self._buffers.items():
-            if state is not None:
-                moved = fn(state)
-                same = moved.dtype == torch.float32
-                self._buffers[name] = moved if same else state.to(moved.device)
+        with ordinary_tensors():
+            for name, state in self._buffers.items():
+                if state is not None:
+                    moved = fn(state)
+                    same = moved.dtype == torch.float32
+                    self._buffers[name] = moved if same else state.to(moved.device)
         return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Load both states; histories of another length become this model's."""
-        for name in STATES:
-            loaded, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
-            if loaded is not None and loaded.shape[1:] == own.shape[1:]:
-                setattr(self, name, _resize(own, loaded.shape[0] - fp8.HISTORY))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-        self.scales = self._copy_scales()
+        with ordinary_tensors():
+            for name in STATES:
+                loaded, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
+                if loaded is not None and loaded.shape[1:] == own.shape[1:]:
+                    setattr(self, name, _resize(own, loaded.shape[0] - fp8.HISTORY))
+            super()._load_from_state_dict(state_dict, prefix, *args)
+            self._replace_inference_tensors()  # assigned ones
+            self.scales = self._copy_scales()
+
+
+@contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Make tensors that a backward can save, under `torch.inference_mode` too."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def _resize(state: Tensor, length: int) -> Tensor:

@@ -199,3 +199,24 @@ def test_wrong_arguments_are_refused():
         fp8_autocast(device="xpu")
     fp8_autocast(device=torch.device("cpu"))
     fp8_autocast(device="cuda:0")
+
+
+def test_threads_share_a_block(model):
+    block, entered, left = fp8_autocast(enabled=True), threading.Event(), threading.Event()
+    results = []
+
+    def run_around():
+        with fp8_autocast(enabled=True), torch.no_grad():
+            with block:
+                entered.set()
+                left.wait(60)
+            results.append(is_fp8(model))
+
+    thread = threading.Thread(target=run_around)
+    thread.start()
+    entered.wait(60)
+    with block:
+        left.set()
+        thread.join()
+    assert results == [True]
+    assert not is_fp8(model)

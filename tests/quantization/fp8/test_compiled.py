@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.utils import run_and_get_code
 
+from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.fp8 import DelayedScaling, Format, fp8_autocast, prepare_fp8
 
 RECIPE = DelayedScaling(amax_history_len=4)
@@ -176,3 +178,30 @@ def test_torch_autocast_inside_of_the_graph():
         assert torch.equal(train(twin, lambda v: step(compiled, v), x), want)
         assert want.dtype is torch.bfloat16
     assert_same(model, twin)
+
+
+def test_compiled_autograd_is_refused():
+    model = prepare_fp8(nn.Sequential(nn.Linear(4, 4)))
+    with fp8_autocast(enabled=True):
+        y = model(torch.ones(2, 4))
+    with (
+        compiled_autograd._enable(torch.compile(backend="eager")),
+        pytest.raises(QuantizationError, match="compiled_autograd = False"),
+    ):
+        y.sum().backward()
+
+
+def test_scales_of_a_compiled_block_in_inference_mode_can_be_trained():
+    model = prepare_fp8(nn.Sequential(nn.Linear(4, 4)))
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def calibrate(x):
+        with fp8_autocast(calibrating=True):
+            return model(x)
+
+    with torch.inference_mode():
+        calibrate(torch.ones(2, 4))
+    with fp8_autocast(enabled=True):
+        y = model(torch.ones(2, 4))
+    y.sum().backward()
+    assert not model[0].fp8_scaling.scales.is_inference()

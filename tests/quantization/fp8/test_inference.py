@@ -131,3 +131,14 @@ def test_fakes_are_right(checked):
     torch.library.opcheck(torch.ops.ipex.fp8_quantize_rows.default, (x,), test_utils=checked)
     arguments = a8, a8, inverse, inverse, x[0, :4].contiguous(), torch.bfloat16
     torch.library.opcheck(torch.ops.ipex.fp8_gemm_rows.default, arguments, test_utils=checked)
+
+
+def test_the_projection_of_attention_is_reported_as_not_quantized():
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    rows = {row["name"]: row for row in quantize(model).ipex_layers}
+    assert {name: row["quantized"] for name, row in rows.items()} == {
+        "self_attn.out_proj": False,
+        "linear1": True,
+        "linear2": True,
+    }
+    assert "MultiheadAttention" in rows["self_attn.out_proj"]["reason"]

@@ -134,3 +134,45 @@ def test_other_arguments_are_refused():
         prepare_fp8(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")))
     with pytest.raises(WrappedModelError, match="OptimizedModule"):
         prepare_fp8(torch.compile(nn.Linear(2, 2)))
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2).eval()
+
+
+def test_fused_encoder_layers_do_not_hide_linear_layers(monkeypatch):
+    texts = []
+    monkeypatch.setattr("ipex_inductor.quantization.fp8.preparing.warn_once", texts.append)
+    model, plain = prepare_fp8(encoder()), encoder()
+    assert plain.layers[0].activation_relu_or_gelu == 1
+    with torch.no_grad(), fp8_autocast(calibrating=True):
+        model(torch.ones(2, 3, 8))
+    state = model.layers[0].self_attn.out_proj.fp8_scaling
+    assert (state.forward_state[3:].amax(0) > 0).sum() == 8  # input and weight of four layers
+    assert texts == [
+        f"the projections of layers.{number}.self_attn stay in floating point:"
+        " MultiheadAttention computes them without calling linear layers"
+        for number in (0, 1)
+    ]
+
+
+def test_a_prepared_encoder_takes_padding():
+    model = encoder()
+    prepared, x = prepare_fp8(model), torch.randn(2, 3, 8)
+    padding = torch.tensor([[False, False, False], [False, False, True]])
+    with torch.no_grad():
+        result, expected = (m(x, src_key_padding_mask=padding) for m in (prepared, model))
+        with fp8_autocast(enabled=True):
+            rounded = prepared(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(result[~padding], expected[~padding])
+    torch.testing.assert_close(rounded[~padding], expected[~padding], atol=0.3, rtol=0)
+    assert not torch.equal(rounded[~padding], result[~padding])
+
+
+def test_lazy_layers_are_refused_until_they_know_their_sizes():
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(QuantizationError, match="Run one batch"):
+        prepare_fp8(model)
+    model(torch.ones(2, 3))
+    assert isinstance(prepare_fp8(model)[0], FP8Linear)

@@ -200,3 +200,33 @@ def test_other_entries_are_refused_and_not_executed(entry, capsys):
     with pytest.raises(SummaryFileError, match=r"first\._extra_state"):
         prepare_fp8(Net()).load_state_dict(old)
     assert "executed" not in capsys.readouterr().out
+
+
+def loaded(model):
+    model.load_state_dict(model.state_dict())
+    return model
+
+
+def assigned(model):
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    model.load_state_dict({**state, **parameters}, assign=True)
+    return model
+
+
+def calibrated(model):
+    with fp8_autocast(calibrating=True, fp8_recipe=SHORT):
+        model(torch.ones(3, 4))
+    return model
+
+
+@pytest.mark.parametrize("change", [loaded, assigned, calibrated, prepare_fp8])
+def test_state_that_inference_mode_makes_can_be_trained(change):
+    model = Net()
+    if change is not prepare_fp8:
+        model = prepare_fp8(model)
+    with torch.inference_mode():
+        model = change(model, inplace=True) if change is prepare_fp8 else change(model)
+    step(model)
+    assert not any(buffer.is_inference() for buffer in state_of(model).buffers())
+    assert state_of(model).gradient_state[0].ne(1).any()

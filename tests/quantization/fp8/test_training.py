@@ -2,12 +2,14 @@
 
 import copy
 import math
+import threading
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from ipex_inductor.ops.quant import fp8
 from ipex_inductor.quantization.fp8 import DelayedScaling, Format, fp8_autocast, prepare_fp8
 from support.fp8_reference import Reference
 
@@ -186,3 +188,47 @@ def test_a_small_classifier_learns_as_in_fp32():
     assert losses[1] < 0.05
     # Three bits of mantissa round each operand by up to 1/16, so losses agree in size alone.
     assert abs(losses[0] - losses[1]) < 0.02
+
+
+class Wait(torch.autograd.Function):
+    """The identity, whose backwards of two threads wait for each other."""
+
+    barrier = threading.Barrier(2)
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Wait.barrier.wait(60)
+        return gradient
+
+
+def test_each_of_concurrent_backwards_updates_once(monkeypatch):
+    model = prepare_fp8(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
+    updates = []
+    monkeypatch.setattr(model[0].fp8_scaling, "update_gradients", lambda *_: updates.append(1))
+
+    def forward():
+        x = torch.ones(2, 4)
+        for layer in model:
+            x = Wait.apply(layer(x))
+        return x.sum()
+
+    with fp8_autocast(enabled=True):
+        outputs = [forward(), forward()]
+    threads = [threading.Thread(target=output.backward) for output in outputs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(updates) == 2
+
+
+def test_no_backward_is_remembered():
+    model = prepare_fp8(mlp())
+    number = model[0].fp8_scaling.number
+    with fp8_autocast(enabled=True):
+        model(torch.ones(2, 8)).sum().backward()
+    assert number not in [entry[0] for entry in fp8._backwards]
