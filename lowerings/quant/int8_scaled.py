@@ -1,5 +1,6 @@
 """Lowering of products of 8-bit integers on a GPU to Triton templates, and their candidates."""
 
+from collections.abc import Callable
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -322,6 +323,21 @@ def _conv(name: str, tile: Any, *args: Any) -> Tensor:
     return int8_scaled.compute_conv(name, [*astuple(tile)], *args)
 
 
+def _unless_empty(
+    why_not: Callable[[Any, Problem], str | None], tile: Any, problem: Problem
+) -> str | None:
+    """Return why a tile may not compute a problem, which is the sizes if one of them is zero.
+
+    Args:
+        why_not: returns the reason for sizes that are not zero, or None.
+        tile: tile of a template.
+        problem: problem to compute.
+    """
+    if any(size == 0 for operand in problem.operands for size in operand.shape):
+        return "a size is zero"
+    return why_not(tile, problem)
+
+
 _GEMM = int8_gemm.NAME, int8_gemm.SOURCE, int8_gemm.TILES
 _STREAMED = int8_streamed.NAME, int8_streamed.SOURCE, int8_streamed.TILES
 _CONV = int8_conv.NAME, int8_conv.SOURCE, int8_conv.TILES
@@ -329,16 +345,20 @@ _BOXES = int8_boxes.NAME, int8_boxes.SOURCE, int8_boxes.TILES
 # Candidates of a GPU; the first is what is computed without a record.
 LINEAR_CALLS = (
     Call(DEFAULT_INT8, int8_scaled.BODIES[ipex.int8_linear.default], always),
-    *calls(*_GEMM, partial(_linear, "gemm"), _why_not_layer),
-    *calls(*_STREAMED, partial(_linear, "streamed"), _why_not_streamed_layer),
-    *calls(*_CONV, partial(_linear, "conv"), _why_not_gathered_layer),
+    *calls(*_GEMM, partial(_linear, "gemm"), partial(_unless_empty, _why_not_layer)),
+    *calls(
+        *_STREAMED, partial(_linear, "streamed"), partial(_unless_empty, _why_not_streamed_layer)
+    ),
+    *calls(*_CONV, partial(_linear, "conv"), partial(_unless_empty, _why_not_gathered_layer)),
 )
 CONV_CALLS = (
     Call(DEFAULT_INT8, int8_scaled.BODIES[ipex.int8_conv.default], always),
-    *calls(*_GEMM, partial(_conv, "gemm"), _why_not_pixels),
-    *calls(*_STREAMED, partial(_conv, "streamed"), _why_not_streamed_pixels),
-    *calls(*_CONV, partial(_conv, "conv"), _why_not_gathered),
-    *calls(*_BOXES, partial(_conv, "boxes"), _why_not_boxes),
+    *calls(*_GEMM, partial(_conv, "gemm"), partial(_unless_empty, _why_not_pixels)),
+    *calls(
+        *_STREAMED, partial(_conv, "streamed"), partial(_unless_empty, _why_not_streamed_pixels)
+    ),
+    *calls(*_CONV, partial(_conv, "conv"), partial(_unless_empty, _why_not_gathered)),
+    *calls(*_BOXES, partial(_conv, "boxes"), partial(_unless_empty, _why_not_boxes)),
 )
 
 
