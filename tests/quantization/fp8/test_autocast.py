@@ -22,7 +22,7 @@ X = torch.linspace(-3, 2, 32).view(4, 8)
 
 
 def is_fp8(model, x=X):
-    """Whether a call computes in FP8: its result differs from that in fp32."""
+    """Return whether a call computes in FP8: its result differs from that in fp32."""
     return not torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
 
 

@@ -143,7 +143,7 @@ def test_a_backward_writes_to_a_history_that_grew_meanwhile():
 
 
 def old_entry(seed, length=6, **changes):
-    """What IPEX saves for one layer: three columns forward, two backward."""
+    """Return the state that IPEX saves for one layer: three columns forward, two backward."""
     generator = torch.Generator().manual_seed(seed)
     state = {}
     for suffix, tensors in (("fwd", 3), ("bwd", 2)):
