@@ -23,6 +23,10 @@ from ipex_inductor.templates.triton import (
     conv_strips,
     conv_tma,
     glu,
+    int8_boxes,
+    int8_conv,
+    int8_gemm,
+    int8_streamed,
     persistent,
     skinny,
     software_pipelined,
@@ -37,6 +41,7 @@ MOST_WARPS = 4  # with which nobody saw it go wrong
 # ten convolutions was wrong (docs/internals/contracts.md). As all choices, each is verified against
 # fp64 before it may be timed.
 BY_ENGINE = "ipex.triton.boxes"
+BOTH_BY_ENGINE = (BY_ENGINE, "ipex.triton.int8_boxes")
 
 
 def names(node):
@@ -129,6 +134,23 @@ def preactivation(tile):
         yield batch_norm_relu.SOURCE, batch_norm_relu.constants(4099, 129, *widths, True, tile)
 
 
+def integers(template, tile):
+    """With an addend and without one."""
+    for added in (False, True):
+        if template in (int8_gemm, int8_streamed):
+            constants = template.constants(4099, 129, 776, tile, 132)
+            yield template.SOURCE, {**constants, "ADDED": added}
+            continue
+        programs = (132,) if template is int8_boxes else ()
+        for channels, window, stride in ((64, 3, 2), (64, 1, 1), (4, 7, 1)):
+            lines = template is int8_conv and channels * window > tile.BLOCK_K
+            if channels < 16 and (lines or template is int8_boxes):
+                continue
+            geometry = [window] * 2, [stride] * 2, [window // 2] * 2, [1, 1]
+            constants = template.constants(2, [channels, 8, 8], 64, *geometry, tile, *programs)
+            yield template.SOURCE, {**constants, "ADDED": added}
+
+
 def of_few_rows(tile):
     for one_row in (True, False):
         yield skinny.source(one_row, tile), {}
@@ -151,6 +173,10 @@ TEMPLATES = {
     "persistent": (persistent.Tile, partial(product, persistent)),
     "pipelined": (software_pipelined.Tile, partial(product, software_pipelined)),
     "gated": (glu.Tile, partial(product, glu)),
+    "int8_gemm": (persistent.Tile, partial(integers, int8_gemm)),
+    "int8_streamed": (weight_stationary.Tile, partial(integers, int8_streamed)),
+    "int8_conv": (conv_fprop.Tile, partial(integers, int8_conv)),
+    "int8_boxes": (conv_tma.Tile, partial(integers, int8_boxes)),
 }
 TEMPLATES = {f"ipex.triton.{name}": found for name, found in TEMPLATES.items()}
 TEMPLATES[skinny.NAME] = skinny.Tile, of_few_rows
@@ -182,16 +208,17 @@ def test_no_tile_of_many_warps_has_such_a_loop(name):
     found = {tile: loops(name, tile) for tile in tiles(name)}
     assert found
     wrong = [tile for tile, each in found.items() if each and warps_of(tile) > MOST_WARPS]
-    assert not wrong or name == BY_ENGINE
+    assert not wrong or name in BOTH_BY_ENGINE
 
 
 def warps_of(tile):
     return tile.warps if isinstance(tile, skinny.Tile) else tile.num_warps
 
 
-def test_by_boxes_there_is_one_and_nothing_is_loaded_from_addresses():
-    (tile, *_) = (tile for tile in tiles(BY_ENGINE) if tile.num_warps > MOST_WARPS)
-    found = loops(BY_ENGINE, tile)
+@pytest.mark.parametrize("name", BOTH_BY_ENGINE)
+def test_by_boxes_there_is_one_and_nothing_is_loaded_from_addresses(name):
+    (tile, *_) = (tile for tile in tiles(name) if tile.num_warps > MOST_WARPS)
+    found = loops(name, tile)
     assert found
     for loop in found:
         assert not calls(loop, "tl.load")
