@@ -66,6 +66,9 @@ def cached_size(size: int) -> torch.Tensor:
     return torch.tensor(size, device="cpu")
 
 
+# Inputs of a graph that become tensors; others are objects, as the device meshes of DTensors are.
+SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+PASSED = (torch.Tensor, *SYMBOLS, int, float, bool, type(None))
 CONVERT = "torch.tensor(arg, device='cpu')"
 IMPORT = "from ipex_inductor.compat.cpp_wrapper import convert_size\n"
 
@@ -103,6 +106,10 @@ def check_has_cpp(gm: torch.fx.GraphModule) -> None:
     """
     if not _wrapping.get():
         return
+    for node in gm.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if not isinstance(value, PASSED):
+            raise NotImplementedError(f"C++ takes no input of type {type(value).__name__}")
     for module in gm.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
             if _is_called_by_name(node.target):

@@ -351,3 +351,19 @@ def test_torchs_variable_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "0")
     (source,) = code_of(compiled(Mlp().eval()), X)
     assert IN_CPP not in source
+
+
+def test_graphs_with_objects_as_inputs_are_called_from_python():
+    """A device mesh, as graphs on DTensors have, is no tensor; test_shards.py has the slow twin."""
+    graph = torch.fx.Graph()
+    x, mesh = graph.placeholder("x"), graph.placeholder("mesh")
+    x.meta["val"], mesh.meta["val"] = torch.ones(3), object()
+    graph.output((x,))
+    gm = torch.fx.GraphModule(torch.nn.Module(), graph)
+    compat.check_has_cpp(gm)  # outside of this backend's own wrapper nothing is refused
+    with compat.wrapping():
+        with pytest.raises(NotImplementedError, match="no input of type object"):
+            compat.check_has_cpp(gm)
+        for value in (torch.ones(2), 3, 0.5, None):
+            mesh.meta["val"] = value
+            compat.check_has_cpp(gm)
