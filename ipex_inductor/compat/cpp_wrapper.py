@@ -117,7 +117,7 @@ def check_has_cpp(gm: torch.fx.GraphModule) -> None:
 
 
 def _is_called_by_name(target: Any) -> bool:
-    """Whether `target` is an op that Inductor calls as it is, without a function for it in C++.
+    """Return whether Inductor calls an op as it is, without a function for it in C++.
 
     By the conditions of `FallbackKernel.codegen`.
     """

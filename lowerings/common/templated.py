@@ -15,7 +15,7 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.errors import TargetError
 from ipex_inductor.lowerings.common.calls import Call
 from ipex_inductor.ops.common import epilogue
-from ipex_inductor.ops.pointwise import gelu
+from ipex_inductor.ops.pointwise.gelu import SHORT
 from ipex_inductor.target import device as target
 
 Grid = Callable[..., tuple[Any, ...]]
@@ -77,10 +77,6 @@ def _workspace(size: int, device: torch.device) -> Any:
         device=device,
         outer_name=WorkspaceArg.unique_name(),
     )
-
-
-# Short forms of activations, equal to the full ones in results of 16 bits.
-SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
 
 
 def apply_epilogue(

@@ -42,6 +42,8 @@ from ipex_inductor.templates.triton import (
 )
 
 ipex = torch.ops.ipex
+# Returns why a tile may not compute a problem of M rows and K terms, or None.
+WhyNoRows = Callable[[Any, Problem, int, int], str | None]
 HOPPER = "sm_90"
 OPERANDS = 3  # activation, weight and factors; an addend and its scale may follow
 BYTES = 1  # of an operand's element
@@ -229,14 +231,8 @@ def _why_not_gemm(tile: Any, problem: Problem, rows: int, terms: int) -> str | N
     return None if wide >= tile.BLOCK_N and deep >= tile.BLOCK_K else "the tile does not fit"
 
 
-def _why_not_layer(tile: Any, problem: Problem) -> str | None:
-    terms = int(operands_by_name(problem)["x"].shape[-1])
-    return _why_not_gemm(tile, problem, rows_of_layer(problem), terms)
-
-
-def _why_not_gathered_layer(tile: Any, problem: Problem) -> str | None:
-    terms = int(operands_by_name(problem)["x"].shape[-1])
-    sizes = rows_of_layer(problem), _columns(problem), terms, False
+def _why_not_gathered_rows(tile: Any, problem: Problem, rows: int, terms: int) -> str | None:
+    sizes = rows, _columns(problem), terms, False
     return None if int8_conv.fits(tile, *sizes) else "the tile does not fit"
 
 
@@ -252,42 +248,7 @@ def _why_not_streamed(tile: Any, problem: Problem, rows: int, terms: int) -> str
     return None if fits else "the tile does not fit"
 
 
-def _why_not_streamed_layer(tile: Any, problem: Problem) -> str | None:
-    terms = int(operands_by_name(problem)["x"].shape[-1])
-    return _why_not_streamed(tile, problem, rows_of_layer(problem), terms)
-
-
-def _why_not_streamed_pixels(tile: Any, problem: Problem) -> str | None:
-    if not _is_product(problem):
-        return "it is no 1x1 convolution with stride 1 and without padding"
-    if reason := _why_not_image(problem):
-        return reason
-    terms = int(operands_by_name(problem)["x"].shape[1])
-    return _why_not_streamed(tile, problem, rows_of_image(problem), terms)
-
-
-def _is_product(problem: Problem) -> bool:
-    window, stride, padding, _ = _geometry(problem)
-    return {*window, *stride} == {1} and {*padding} == {0}
-
-
-def _why_not_image(problem: Problem) -> str | None:
-    last = is_channels_last(operands_by_name(problem)["x"])
-    return None if last else "its input is not channels-last"
-
-
-def _why_not_pixels(tile: Any, problem: Problem) -> str | None:
-    if not _is_product(problem):
-        return "it is no 1x1 convolution with stride 1 and without padding"
-    if reason := _why_not_image(problem):
-        return reason
-    terms = int(operands_by_name(problem)["x"].shape[1])
-    return _why_not_gemm(tile, problem, rows_of_image(problem), terms)
-
-
 def _why_not_gathered(tile: Any, problem: Problem) -> str | None:
-    if reason := _why_not_image(problem):
-        return reason
     batch, channels, *image = ints(operands_by_name(problem)["x"].shape)
     window, stride, padding, dilation = _geometry(problem)
     height, width = sides(image, window, stride, padding, dilation)
@@ -301,9 +262,7 @@ def _why_not_gathered(tile: Any, problem: Problem) -> str | None:
 
 
 def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
-    if reason := _why_not_image(problem):
-        return reason
-    if _is_product(problem):
+    if int8_scaled.is_product(Arguments(**problem.constants)):
         return "it is a GEMM"
     _, *image = ints(operands_by_name(problem)["x"].shape)
     if reason := _why_not_boxed(problem.arch, image, *_geometry(problem)):
@@ -315,27 +274,44 @@ def _why_not_boxes(tile: conv_tma.Tile, problem: Problem) -> str | None:
     return None if wide >= tile.BLOCK_N else "the tile does not fit"
 
 
+def _of_layer(why_not: WhyNoRows, tile: Any, problem: Problem) -> str | None:
+    """Return why a tile may not compute a linear layer, by its rows and K, or None."""
+    if reason := _why_empty(problem):
+        return reason
+    terms = int(operands_by_name(problem)["x"].shape[-1])
+    return why_not(tile, problem, rows_of_layer(problem), terms)
+
+
+def _of_image(
+    why_not: Callable[[Any, Problem], str | None], tile: Any, problem: Problem
+) -> str | None:
+    """Return why a tile may not compute a convolution, or None."""
+    if reason := _why_empty(problem):
+        return reason
+    if not is_channels_last(operands_by_name(problem)["x"]):
+        return "its input is not channels-last"
+    return why_not(tile, problem)
+
+
+def _of_pixels(why_not: WhyNoRows, tile: Any, problem: Problem) -> str | None:
+    """Return why a tile may not compute a convolution as a GEMM, by its rows and K, or None."""
+    if not int8_scaled.is_product(Arguments(**problem.constants)):
+        return "it is no 1x1 convolution with stride 1 and without padding"
+    terms = int(operands_by_name(problem)["x"].shape[1])
+    return why_not(tile, problem, rows_of_image(problem), terms)
+
+
+def _why_empty(problem: Problem) -> str | None:
+    sizes = (size for operand in problem.operands for size in operand.shape)
+    return "a size is zero" if 0 in sizes else None
+
+
 def _linear(name: str, tile: Any, *args: Any) -> Tensor:
     return int8_scaled.compute_linear(name, [*astuple(tile)], *args)
 
 
 def _conv(name: str, tile: Any, *args: Any) -> Tensor:
     return int8_scaled.compute_conv(name, [*astuple(tile)], *args)
-
-
-def _unless_empty(
-    why_not: Callable[[Any, Problem], str | None], tile: Any, problem: Problem
-) -> str | None:
-    """Return why a tile may not compute a problem, which is the sizes if one of them is zero.
-
-    Args:
-        why_not: returns the reason for sizes that are not zero, or None.
-        tile: tile of a template.
-        problem: problem to compute.
-    """
-    if any(size == 0 for operand in problem.operands for size in operand.shape):
-        return "a size is zero"
-    return why_not(tile, problem)
 
 
 _GEMM = int8_gemm.NAME, int8_gemm.SOURCE, int8_gemm.TILES
@@ -345,20 +321,18 @@ _BOXES = int8_boxes.NAME, int8_boxes.SOURCE, int8_boxes.TILES
 # Candidates of a GPU; the first is what is computed without a record.
 LINEAR_CALLS = (
     Call(DEFAULT_INT8, int8_scaled.BODIES[ipex.int8_linear.default], always),
-    *calls(*_GEMM, partial(_linear, "gemm"), partial(_unless_empty, _why_not_layer)),
-    *calls(
-        *_STREAMED, partial(_linear, "streamed"), partial(_unless_empty, _why_not_streamed_layer)
-    ),
-    *calls(*_CONV, partial(_linear, "conv"), partial(_unless_empty, _why_not_gathered_layer)),
+    *calls(*_GEMM, partial(_linear, "gemm"), partial(_of_layer, _why_not_gemm)),
+    *calls(*_STREAMED, partial(_linear, "streamed"), partial(_of_layer, _why_not_streamed)),
+    *calls(*_CONV, partial(_linear, "conv"), partial(_of_layer, _why_not_gathered_rows)),
 )
+_PIXELS_BY_GEMM = partial(_of_image, partial(_of_pixels, _why_not_gemm))
+_PIXELS_IN_STREAMS = partial(_of_image, partial(_of_pixels, _why_not_streamed))
 CONV_CALLS = (
     Call(DEFAULT_INT8, int8_scaled.BODIES[ipex.int8_conv.default], always),
-    *calls(*_GEMM, partial(_conv, "gemm"), partial(_unless_empty, _why_not_pixels)),
-    *calls(
-        *_STREAMED, partial(_conv, "streamed"), partial(_unless_empty, _why_not_streamed_pixels)
-    ),
-    *calls(*_CONV, partial(_conv, "conv"), partial(_unless_empty, _why_not_gathered)),
-    *calls(*_BOXES, partial(_conv, "boxes"), partial(_unless_empty, _why_not_boxes)),
+    *calls(*_GEMM, partial(_conv, "gemm"), _PIXELS_BY_GEMM),
+    *calls(*_STREAMED, partial(_conv, "streamed"), _PIXELS_IN_STREAMS),
+    *calls(*_CONV, partial(_conv, "conv"), partial(_of_image, _why_not_gathered)),
+    *calls(*_BOXES, partial(_conv, "boxes"), partial(_of_image, _why_not_boxes)),
 )
 
 

@@ -486,3 +486,13 @@ def test_a_round_of_a_gpu_is_followed_by_a_rest(monkeypatch):
     monkeypatch.setattr(timers.time, "sleep", rests.append)
     assert timers._resting(round)() == 7.0
     assert rests == [3.0]
+
+
+def test_integers_may_be_a_step_off_where_values_are_ties():
+    """One of a thousand may, as roundings of fp32 decide it; not every tenth, nor by two steps."""
+    exact = torch.randint(-128, 128, (10_000,), generator=torch.Generator().manual_seed(0)).double()
+    judge = Judge(exact, exact.to(torch.int8))
+    for every, step, is_wrong in ((1000, 1, False), (10, 1, True), (1000, 2, True)):
+        result = exact.clone()
+        result[::every] -= step * exact[::every].sign()
+        assert bool(judge.why_wrong(result.to(torch.int8))) == is_wrong, (every, step)

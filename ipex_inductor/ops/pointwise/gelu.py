@@ -39,3 +39,7 @@ def gelu_tanh(x: Tensor) -> Tensor:
     """Return `x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3))`."""
     exponent = x * (-2.302208198144325 - 0.1029432395800235 * (x * x))
     return x / (torch.exp2(exponent) + 1.0)
+
+
+# Short forms of activations, equal to the full ones in results of 16 bits.
+SHORT = {"gelu": gelu, "gelu_tanh": gelu_tanh}

@@ -16,7 +16,7 @@ from torch._inductor import inductor_prims
 
 from ipex_inductor.ops.common.defining import Arguments, fake, name_arguments, op
 from ipex_inductor.ops.conv.geometry import image_of, rows_of, sides
-from ipex_inductor.ops.pointwise import gelu
+from ipex_inductor.ops.pointwise.gelu import SHORT
 from ipex_inductor.ops.quant.int8 import (
     INTEGERS,
     WORD,
@@ -30,8 +30,6 @@ STRIDE = 2  # that is folded into channels
 GEMMS = "gemm", "streamed"  # templates of GEMMs alone
 # Epilogues (binary, unary) through which the scale of a result may be moved.
 FOLDED = (("none", "none"), ("none", "relu"), ("add", "none"), ("add", "relu"))
-# Short forms of activations, equal to the full ones in results of 16 bits.
-SHORT = {"gelu": gelu.gelu, "gelu_tanh": gelu.gelu_tanh}
 MAGIC = 12582912.0  # 1.5 * 2^23, as an integer 0x4B400000
 Finish = Callable[[Tensor], Tensor]
 Added = tuple[Tensor | None, Tensor | None]
