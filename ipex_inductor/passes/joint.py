@@ -25,7 +25,7 @@ from ipex_inductor.passes.fusion import (
 from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
 from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
-from ipex_inductor.passes.quant import products, values
+from ipex_inductor.passes.quant import fp8, products, values
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
 from ipex_inductor.reporting.decisions import GraphReport
@@ -157,6 +157,8 @@ PASSES = (
     Pass("misread attention", BOTH, _hide_misread_attention, stage="rewritten"),
     # Passes above match whole ops; those below match what Inductor's decompositions leave.
     Pass("decompositions", BOTH, lambda c: decompose(c.graph, c.whole)),
+    Pass("fp8", INFERENCE, lambda c: fp8.expand(c.graph, c.report), fp8.NAME),
+    Pass("fp8 report", TRAINING, lambda c: fp8.report_gemms(c.graph, c.report), fp8.NAME),
     Pass("corrections", BOTH, lambda c: corrections.correct(c.graph, c.report)),
     Pass("moments", TRAINING, lambda c: moments.rewrite(c.graph, c.report), moments.NAME),
     # A mask is read off the moments of its norm.

@@ -1,6 +1,6 @@
 """FP8 with delayed scaling: quantize with a given scale, multiply, keep maxima and scales.
 
-`fp8_quantize` and `fp8_gemm` are pure. `fp8_record`, `fp8_quantize_gradient` and `fp8_update` write
+`fp8_quantize` and `fp8_gemm` are pure. `fp8_record`, `fp8_record_gradient` and `fp8_update` write
 a scaling state: a tensor in fp32 with a column for each quantized tensor and the rows below. They
 count no version of it, as a backward may read a state that a later pass has written.
 """
@@ -17,9 +17,12 @@ from torch import Tensor
 from ipex_inductor import compat
 from ipex_inductor.errors import DeviceError, QuantizationError
 from ipex_inductor.ops.common.defining import mutable_op, op
+from ipex_inductor.target.device import nvidia
 
 SCALE, SCALE_INV, COUNT, HISTORY = range(4)  # rows of a state; the history is all that follow
 UNIT = 16  # torch._scaled_mm takes multiples of it as K and N
+ALIGNMENT = 16  # bytes at multiples of which cuBLASLt reads a scale
+SPACE = ALIGNMENT // 4  # elements of a scale and of what keeps the next one apart
 DEVICES = ("cpu", "cuda")
 CAPABILITY = (8, 9)  # the first of NVIDIA's with FP8 tensor cores
 
@@ -80,10 +83,22 @@ def compute_amax(x: Tensor) -> Tensor:
     """Return the largest magnitude as one element in fp32; NaN if there is one, 0 if empty."""
     if not x.numel():
         return torch.zeros((), device=x.device)
-    return x.detach().abs().amax().float()
+    rows = x.detach().abs()
+    # Inductor computes the maxima of rows in the kernel that writes them.
+    return (rows.amax(-1) if x.dim() else rows).amax().float()
 
 
-def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def space_scales(state: Tensor) -> Tensor:
+    """Return scales and reciprocals of a state as [2, tensors, 4]: each number four times.
+
+    cuBLASLt reads scales at multiples of 16 bytes.
+    """
+    numbers = state[: SCALE_INV + 1].unsqueeze(-1)
+    return numbers.expand(*numbers.shape[:-1], SPACE).contiguous()
+
+
+def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the first result of `fp8_quantize`."""
     largest = largest_finite(dtype)
     scaled = x.float() * scale
     return scaled.clamp(-largest, largest).to(dtype).contiguous()
@@ -101,13 +116,36 @@ def fp8_quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, 
     Returns:
         The values, contiguous, and one element in fp32 from the same read of x. NaN stays NaN.
     """
-    return _quantize(x, scale, dtype), compute_amax(x)
+    return quantize(x, scale, dtype), compute_amax(x)
 
 
 @fp8_quantize.register_fake
 def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
     return values, torch.empty((), dtype=torch.float32, device=x.device)
+
+
+@op("fp8_quantize_transposed")
+def fp8_quantize_transposed(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the transpose of `fp8_quantize(x)`, row by row in memory.
+
+    A gradient's GEMM reads a weight so. It is quantized once more, as keeping it from the forward
+    would take memory.
+
+    Args:
+        x: [N, K] in floating point.
+        scale: one element in fp32.
+        dtype: torch.float8_e4m3fn or torch.float8_e5m2.
+
+    Returns:
+        [K, N] in FP8, contiguous.
+    """
+    return quantize(x, scale, dtype).view(torch.uint8).t().contiguous().view(dtype)
+
+
+@fp8_quantize_transposed.register_fake
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.empty(x.shape[1], x.shape[0], dtype=dtype, device=x.device)
 
 
 @op("fp8_gemm")
@@ -168,22 +206,9 @@ def _multiply_on_cuda(
     *,
     fast_accumulation: bool,
 ) -> Tensor:
-    """Return `fp8_gemm` by torch._scaled_mm: K and N are padded with zeros to multiples of 16.
-
-    Args:
-        a: [M, K] in FP8.
-        b: [N, K] in FP8.
-        scales_inv: of a and b.
-        bias: [N], or None.
-        dtype: of the result.
-        fast_accumulation: as in `fp8_gemm`.
-    """
-    if a.dtype == b.dtype == torch.float8_e5m2:
-        raise QuantizationError(
-            "at most one operand of a GEMM in E5M2 on CUDA devices",
-            "two",
-            "Use Format.HYBRID or Format.E4M3.",
-        )
+    """Return `fp8_gemm` by torch._scaled_mm, or raise if the device has no such GEMM."""
+    if reason := why_not_multiplied(a.dtype, b.dtype):
+        raise QuantizationError(*reason)
     capability = torch.cuda.get_device_capability(a.device)
     if capability < CAPABILITY:
         raise DeviceError(
@@ -191,15 +216,69 @@ def _multiply_on_cuda(
             ".".join(map(str, capability)),
             "Leave fp8_autocast disabled on this GPU.",
         )
-    outs = b.shape[0]
-    if 0 in (*a.shape, outs):
-        empty = a.new_zeros(a.shape[0], outs, dtype=dtype)
+    if 0 in (*a.shape, b.shape[0]):
+        empty = a.new_zeros(a.shape[0], b.shape[0], dtype=dtype)
         return empty if bias is None else empty + bias.to(dtype)
+    scales = [s if s.data_ptr() % ALIGNMENT == 0 else s.clone() for s in scales_inv]
+    return _multiply_by_library(a, b, scales, bias, dtype, fast_accumulation)
+
+
+def why_not_multiplied(a: torch.dtype, b: torch.dtype) -> tuple[str, str, str] | None:
+    """Return why tensor cores multiply no operands of two FP8 dtypes; None if they do.
+
+    Returns:
+        What was expected, what came, and what to do.
+    """
+    if a == b == torch.float8_e5m2:
+        expected = "at most one operand of a GEMM in E5M2 on CUDA devices"
+        return expected, "two", "Use Format.HYBRID or Format.E4M3."
+    return None
+
+
+def why_not_lowered(a: Tensor, b: Tensor, *scales_inv: Tensor) -> str | None:
+    """Return why compiled code calls `fp8_gemm` and not torch._scaled_mm; None if it need not.
+
+    Args:
+        a: [M, K], of which sizes may vary.
+        b: [N, K].
+        scales_inv: of a and b, with the offsets that they have in the graph.
+    """
+    target = nvidia(a.device)
+    if target is None:
+        return "GEMMs of FP8 values on CPUs are computed in fp32"
+    arch = target.arch
+    level = arch.split(":")[0].removeprefix("sm_").rstrip("a")
+    oldest = "".join(map(str, CAPABILITY))
+    if not level.isdigit() or int(level) < int(oldest):
+        return f"FP8 tensor cores are of sm_{oldest} and later, this GPU is {arch}"
+    if reason := why_not_multiplied(a.dtype, b.dtype):
+        return "; ".join(reason)
+    sizes = a.shape[1], b.shape[0]
+    if not all(isinstance(size, int) and size and size % UNIT == 0 for size in sizes):
+        return f"K and N that are no multiples of {UNIT} are padded at run time"
+    if isinstance(a.shape[0], int) and a.shape[0] == 0:
+        return "it is empty"
+    if any(s.storage_offset() * s.element_size() % ALIGNMENT for s in scales_inv):
+        return f"scales that lie at no multiple of {ALIGNMENT} bytes are copied at run time"
+    return None
+
+
+def _multiply_by_library(
+    a: Tensor,
+    b: Tensor,
+    scales_inv: list[Tensor],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    fast_accumulation: bool,
+) -> Tensor:
+    """Return `fp8_gemm` by torch._scaled_mm: K and N are padded with zeros to multiples of 16."""
+    outs = b.shape[0]
     fused = bias is not None and dtype != torch.float32  # what the library adds
     result: Tensor = torch._scaled_mm(
         _pad(a, rows=False),
         _pad(b, rows=True).t(),
-        *scales_inv,
+        scales_inv[0],
+        scales_inv[1],
         bias=F.pad(bias.to(dtype), (0, -outs % UNIT)) if fused and bias is not None else None,
         out_dtype=dtype,
         use_fast_accum=fast_accumulation,
@@ -215,8 +294,7 @@ def _pad(x: Tensor, *, rows: bool) -> Tensor:
     below, right = (-x.shape[0] % UNIT if rows else 0), -x.shape[1] % UNIT
     if not (below or right):
         return x.contiguous()
-    padded = x.new_zeros(x.shape[0] + below, x.shape[1] + right, dtype=torch.uint8)
-    padded[: x.shape[0], : x.shape[1]] = x.view(torch.uint8)
+    padded: Tensor = F.pad(x.contiguous().view(torch.uint8), (0, right, 0, below))
     return padded.view(x.dtype)
 
 
@@ -236,7 +314,7 @@ def fp8_quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     smallest = largest_finite(torch.float8_e4m3fn) * torch.finfo(torch.float32).tiny
     scale = torch.full_like(amax, largest_finite(torch.float8_e4m3fn)) / amax.clamp_min(smallest)
     scale = torch.where(amax > 0, scale, 1.0)
-    return _quantize(exact, scale, torch.float8_e4m3fn), scale.reciprocal()
+    return quantize(exact, scale, torch.float8_e4m3fn), scale.reciprocal()
 
 
 @fp8_quantize_rows.register_fake
@@ -300,48 +378,51 @@ def fp8_record(state: Tensor, maxima: list[Tensor], column: int, model: int) -> 
         model: number of the owner.
     """
     row = state.data[HISTORY, column : column + len(maxima)]
-    row.copy_(torch.maximum(row, torch.stack(maxima)))
+    torch.maximum(row, torch.stack(maxima), out=row)
     _marks.models.add(model)
 
 
-def _fake_of_gradient(
-    gradient: Tensor, state: Tensor, column: int, dtype: torch.dtype, *settings: object
-) -> tuple[Tensor, Tensor]:
-    values = torch.empty(gradient.shape, dtype=dtype, device=gradient.device)
-    return values, torch.empty((), dtype=torch.float32, device=gradient.device)
+@op("fp8_read_scales")
+def fp8_read_scales(state: Tensor, column: int) -> Tensor:
+    """Return the scale of a column and its reciprocal by `space_scales`, [2, 4] of its own.
+
+    Inductor would turn a clone of elements in the graph into a view of the state, which changes.
+
+    Args:
+        state: [3 + length, tensors].
+        column: of the tensor.
+    """
+    return space_scales(state[:, column])
+
+
+@fp8_read_scales.register_fake
+def _(state: Tensor, column: int) -> Tensor:
+    return state.new_empty(2, SPACE)
 
 
 @mutable_op(
-    "fp8_quantize_gradient(Tensor gradient, Tensor(a!) state, int column, ScalarType dtype,"
-    f" int model, {_SETTINGS}) -> (Tensor, Tensor)",
-    _fake_of_gradient,
+    "fp8_record_gradient(Tensor(a!) state, Tensor amax, int column, ScalarType dtype, int model,"
+    f" {_SETTINGS}) -> ()",
+    lambda *_: None,
 )
-def fp8_quantize_gradient(
-    gradient: Tensor,
-    state: Tensor,
-    column: int,
-    dtype: torch.dtype,
-    model: int,
-    *settings: Any,
-) -> tuple[Tensor, Tensor]:
-    """Return a gradient in FP8 by the scale of its column, and the reciprocal of that scale.
+def fp8_record_gradient(
+    state: Tensor, amax: Tensor, column: int, dtype: torch.dtype, model: int, *settings: Any
+) -> None:
+    """Record the largest magnitude of a gradient.
 
-    The largest magnitude is recorded. The scales are updated when the running backward ends.
+    The scales are updated when the running backward ends.
 
     Args:
-        gradient: floating point of any shape.
         state: [3 + length, layers].
+        amax: one element.
         column: of the layer.
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2.
+        dtype: torch.float8_e4m3fn or torch.float8_e5m2, of the quantized gradient.
         model: number of the owner.
         settings: fields of `Settings`.
     """
-    state = state.data  # has no version
-    values = _quantize(gradient, state[SCALE, column], dtype)
-    cell = state[HISTORY, column]
-    cell.copy_(torch.maximum(cell, compute_amax(gradient)))
+    cell = state.data[HISTORY, column]  # has no version
+    torch.maximum(cell, amax, out=cell)
     _update_later(model, dtype, Settings(*settings))
-    return values, state[SCALE_INV, column].clone()
 
 
 def _update_later(model: int, dtype: torch.dtype, settings: Settings) -> None:
@@ -374,7 +455,7 @@ def _update(
 
 
 def _fake_of_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:
-    return state.new_empty(2, state.shape[1])
+    return state.new_empty(2, state.shape[1], SPACE)
 
 
 @mutable_op(
@@ -384,7 +465,7 @@ def _fake_of_update(state: Tensor, largest: float, model: int, *settings: Any) -
 def fp8_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:
     """Compute scales from a history, then make room in it for the next pass.
 
-    Returns the scales and their reciprocals [2, tensors] as a tensor of their own. Inductor would
+    Returns the scales and their reciprocals by `space_scales`, of their own. Inductor would
     turn a clone of these rows in the graph into a view of the state.
 
     Args:
@@ -400,18 +481,18 @@ def fp8_update(state: Tensor, largest: float, model: int, *settings: Any) -> Ten
     if group:
         compat.reduce_largest(history[0], group)
     amax = history[0] if most_recent else history.amax(0)
-    due = state[COUNT] == 0
     # A number divided by a tensor would be multiplied by its reciprocal: rounded twice.
-    scale = amax.new_full((), largest * 2.0**-margin) / amax
+    scale = torch.tensor(largest * 2.0**-margin, dtype=torch.float32) / amax
     limits = torch.finfo(torch.float32)
+    # Not of an infinite amax, of NaN or zero, nor of one that makes the reciprocal infinite.
+    valid = (scale >= limits.tiny) & (amax > 0)
+    if interval > 1:
+        valid &= state[COUNT] == 0
+        state[COUNT] = (state[COUNT] + 1) % interval
     scale = scale.clamp(max=limits.max)  # of an amax so small that it overflows
-    # The reciprocal of a smaller scale is infinite.
-    valid = amax.isfinite() & (amax > 0) & (scale >= limits.tiny)
-    scale = torch.where(due & valid, scale, state[SCALE])
+    scale = torch.where(valid, scale, state[SCALE])
+    torch.stack([scale, scale.reciprocal()], out=state[: SCALE_INV + 1])
     rolled = history.roll(-1, 0)
     rolled[0] = 0
-    state[SCALE] = scale
-    state[SCALE_INV] = scale.reciprocal()
-    state[COUNT] = (state[COUNT] + 1) % interval
     history.copy_(rolled)
-    return torch.stack([state[SCALE], state[SCALE_INV]])
+    return space_scales(state)

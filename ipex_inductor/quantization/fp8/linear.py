@@ -84,14 +84,15 @@ class FP8Linear(nn.Linear):
         rows = input.reshape(-1, self.in_features)
         scales, column = state.scales, FORWARD_TENSORS * layer
         if not torch.compiler.is_compiling() and scales.is_inference():
-            scales = scales.clone()  # a compiled block made them under torch.inference_mode
+            # A compiled block made them under torch.inference_mode.
+            scales = scales.clone()
         output: Tensor
         output, input_amax, weight_amax = multiply(
             rows,
             self.weight,
             self.bias,
-            scales[:, column + INPUT],
-            scales[:, column + WEIGHT],
+            scales[:, column + INPUT, 0],
+            scales[:, column + WEIGHT, 0],
             state.gradient_state,
             layer,
             state.number,

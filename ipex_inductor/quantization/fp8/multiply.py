@@ -47,9 +47,9 @@ class Multiply(Function):
         x8, x_amax = fp8.fp8_quantize(x, input_scales[0], forward_dtype)
         weight8, weight_amax = fp8.fp8_quantize(weight, weight_scales[0], forward_dtype)
         product = fp8.fp8_gemm(x8, weight8, input_scales[1], weight_scales[1], bias, x.dtype, True)
-        ctx.save_for_backward(x8, weight8, input_scales, weight_scales)
+        ctx.save_for_backward(x8, weight, input_scales, weight_scales)
         ctx.gradient_state = gradient_state  # not saved: hooks on saved tensors may copy them
-        ctx.constants = layer, gradient_dtype, model, settings
+        ctx.constants = layer, forward_dtype, gradient_dtype, model, settings
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(x_amax, weight_amax)
         return product, x_amax, weight_amax
@@ -58,17 +58,18 @@ class Multiply(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients of x, weight and bias."""
-        x8, weight8, input_scales, weight_scales = ctx.saved_tensors
-        layer, gradient_dtype, model, settings = ctx.constants
+        x8, weight, input_scales, weight_scales = ctx.saved_tensors
+        layer, forward_dtype, gradient_dtype, model, settings = ctx.constants
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         needed = ctx.needs_input_grad
         of_x = of_weight = of_bias = None
-        gradient8, scale_inv = fp8.fp8_quantize_gradient(
-            gradient, ctx.gradient_state, layer, gradient_dtype, model, *settings
-        )
+        scale, scale_inv = fp8.fp8_read_scales(ctx.gradient_state, layer)[:, 0].unbind()
+        gradient8, amax = fp8.fp8_quantize(gradient, scale, gradient_dtype)
+        fp8.fp8_record_gradient(ctx.gradient_state, amax, layer, gradient_dtype, model, *settings)
         if needed[0]:
+            weight8 = fp8.fp8_quantize_transposed(weight, weight_scales[0], forward_dtype)
             of_x = fp8.fp8_gemm(
-                gradient8, weight8.t(), scale_inv, weight_scales[1], None, x_dtype, False
+                gradient8, weight8, scale_inv, weight_scales[1], None, x_dtype, False
             )
         if needed[1]:
             of_weight = fp8.fp8_gemm(

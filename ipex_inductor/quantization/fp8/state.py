@@ -63,7 +63,7 @@ class ScalingState(nn.Module):
         self._take_number()
 
     def _copy_scales(self) -> Tensor:
-        return self.forward_state[: fp8.SCALE_INV + 1].clone()
+        return fp8.space_scales(self.forward_state)
 
     def _replace_inference_tensors(self) -> None:
         """Replace buffers that were made under `torch.inference_mode`: training needs others."""

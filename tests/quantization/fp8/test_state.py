@@ -89,7 +89,7 @@ def test_the_state_moves_with_the_model():
     assert {b.device.type for b in model.buffers()} == {"meta"}
     model.to_empty(device="cpu")
     state_of(model).reset_parameters()
-    assert_equal_states = torch.equal(state_of(model).scales, torch.ones(2, 6))
+    assert_equal_states = torch.equal(state_of(model).scales[..., 0], torch.ones(2, 6))
     assert assert_equal_states
     assert state_of(model).forward_state[2:].count_nonzero() == 0
 
@@ -174,7 +174,7 @@ def test_checkpoints_of_ipex_are_read():
         gradient = state.gradient_state[:, number]
         assert gradient[0] == entry["scale_bwd"][0]
         assert torch.equal(gradient[3:], entry["amax_history_bwd"][:, 0])
-    assert torch.equal(state.scales, state.forward_state[:2])
+    assert torch.equal(state.scales[..., 0], state.forward_state[:2])
 
 
 def test_checkpoints_of_ipex_are_read_below_other_modules():
@@ -183,8 +183,8 @@ def test_checkpoints_of_ipex_are_read_below_other_modules():
     old["net.first._extra_state"] = saved(old_entry(0))
     old["net.second._extra_state"] = saved(None)  # it never ran in FP8
     model.load_state_dict(old)
-    assert torch.equal(state_of(model["net"]).scales[0, :3], old_entry(0)["scale_fwd"])
-    assert torch.equal(state_of(model["net"]).scales[:, 3:], torch.ones(2, 3))
+    assert torch.equal(state_of(model["net"]).scales[0, :3, 0], old_entry(0)["scale_fwd"])
+    assert torch.equal(state_of(model["net"]).scales[:, 3:, 0], torch.ones(2, 3))
 
 
 class Evil:

@@ -35,6 +35,7 @@ from ipex_inductor.templates.triton import (
     residual,
     skinny,
     software_pipelined,
+    transpose,
     weight_stationary,
 )
 from support.cases import pool_cases
@@ -224,6 +225,15 @@ def column_moments(rows, columns, tile):
     return Small("moments", "", "", lambda _: tile, make)
 
 
+def transposition(rows, columns, tile):
+    def make(tile, dtype, gpu):
+        constants = transpose.constants(rows, columns, tile)
+        text = source(transpose.SOURCE, constants, rows, epilogue=False)
+        return binary(text, signature(("X",), dtype), tile, gpu)
+
+    return Small("transpose", "", "", lambda _: tile, make)
+
+
 # What is not offered, by whom it is not. Intel's GPUs: `benchmarks/studies/triton_xe.py`.
 MI300X = str(find_target("mi300x"))
 HALVES = {"float32": NO_TF32}
@@ -284,6 +294,7 @@ SMALL = {
     "pool": pooling(pool.FORWARD, ("X", "MEAN", "RSTD", "WEIGHT"), pool.TILES[2]),
     "pool's backward": pooling(pool.BACKWARD, ("GRAD",), pool.TILES[2]),
     "moments": column_moments(401408, 256, moments.TILE),
+    "transpose": transposition(8192, 4096, transpose.Tile(64, 64, 8, 1)),  # of bytes, 128 x 128
 }
 
 
