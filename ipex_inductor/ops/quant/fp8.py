@@ -126,16 +126,20 @@ def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 @op("fp8_quantize_transposed")
-def fp8_quantize_transposed(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def fp8_quantize_transposed(
+    x: Tensor, scale: Tensor, dtype: torch.dtype, gradient: Tensor
+) -> Tensor:
     """Return the transpose of `fp8_quantize(x)`, row by row in memory.
 
-    A gradient's GEMM reads a weight so. It is quantized once more, as keeping it from the forward
-    would take memory.
+    The GEMM of a gradient reads a weight so. It is quantized once more, as keeping the values of
+    the forward would take memory.
 
     Args:
         x: [N, K] in floating point.
         scale: one element in fp32.
         dtype: torch.float8_e4m3fn or torch.float8_e5m2.
+        gradient: any tensor that the backward computes. It is not read. Without it a compiled
+            forward would compute and keep the values.
 
     Returns:
         [K, N] in FP8, contiguous.
@@ -144,7 +148,7 @@ def fp8_quantize_transposed(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Ten
 
 
 @fp8_quantize_transposed.register_fake
-def _(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def _(x: Tensor, scale: Tensor, dtype: torch.dtype, gradient: Tensor) -> Tensor:
     return torch.empty(x.shape[1], x.shape[0], dtype=dtype, device=x.device)
 
 

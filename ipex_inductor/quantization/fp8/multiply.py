@@ -47,6 +47,7 @@ class Multiply(Function):
         x8, x_amax = fp8.fp8_quantize(x, input_scales[0], forward_dtype)
         weight8, weight_amax = fp8.fp8_quantize(weight, weight_scales[0], forward_dtype)
         product = fp8.fp8_gemm(x8, weight8, input_scales[1], weight_scales[1], bias, x.dtype, True)
+        # A parameter is there anyway; its values in FP8 would take memory until the backward.
         ctx.save_for_backward(x8, weight, input_scales, weight_scales)
         ctx.gradient_state = gradient_state  # not saved: hooks on saved tensors may copy them
         ctx.constants = layer, forward_dtype, gradient_dtype, model, settings
@@ -67,7 +68,7 @@ class Multiply(Function):
         gradient8, amax = fp8.fp8_quantize(gradient, scale, gradient_dtype)
         fp8.fp8_record_gradient(ctx.gradient_state, amax, layer, gradient_dtype, model, *settings)
         if needed[0]:
-            weight8 = fp8.fp8_quantize_transposed(weight, weight_scales[0], forward_dtype)
+            weight8 = fp8.fp8_quantize_transposed(weight, weight_scales[0], forward_dtype, amax)
             of_x = fp8.fp8_gemm(
                 gradient8, weight8, scale_inv, weight_scales[1], None, x_dtype, False
             )

@@ -125,7 +125,7 @@ def test_fakes_and_schemas_are_right(checked):
         (torch.ops.ipex.fp8_gemm.default, (a8, b8, ONE, ONE, x[0, :4], torch.bfloat16, False)),
         (torch.ops.ipex.fp8_record.default, (state, [ONE, ONE], 0, -2)),
         (torch.ops.ipex.fp8_read_scales.default, (state, 1)),
-        (torch.ops.ipex.fp8_quantize_transposed.default, (x, ONE, torch.float8_e4m3fn)),
+        (torch.ops.ipex.fp8_quantize_transposed.default, (x, ONE, torch.float8_e4m3fn, ONE)),
         (torch.ops.ipex.fp8_update.default, (state, 448.0, -1, *SETTINGS)),
         (
             torch.ops.ipex.fp8_record_gradient.default,
