@@ -53,7 +53,7 @@ def _register() -> None:
         weight_stationary,
     )
     from ipex_inductor.lowerings.pointwise import cat, foreach, moments, relu_masks
-    from ipex_inductor.lowerings.quant import fp8, int8, int8_scaled
+    from ipex_inductor.lowerings.quant import fp8, fp8_weights, int8, int8_scaled
 
     blocked.register()
     cat.register()
@@ -64,6 +64,7 @@ def _register() -> None:
     skinny.register()
     foreach.register()
     fp8.register()
+    fp8_weights.register()
     glu.register()
     int8.register()
     int8_scaled.register()

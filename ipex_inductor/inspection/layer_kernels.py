@@ -19,6 +19,7 @@ from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph
 from ipex_inductor.quantization.operators import ACTIVATIONS, ADDS, LAYERS, readers
 from ipex_inductor.reporting.decisions import GraphReport
 
+KINDS = ("int8", "fp8")  # with which names of quantized kernels begin
 NO_KERNEL = "no int8 kernel for this operator; it reads dequantized values"
 BETWEEN = " | "  # names of several layers that may be computed by one kernel
 FRAME = re.compile(r'File "(.*)", line 1, in layer$')
@@ -29,7 +30,7 @@ TARGET = re.compile(r"^(\w+): [^=]* = ([\w.]+?)(?:\.default)?\(", re.MULTILINE)
 
 @dataclass(frozen=True)
 class LayerKernel:
-    """The kernel of a layer: its name, why it is no int8 one, its milliseconds in a call."""
+    """The kernel of a layer: its name, why it is not quantized, its milliseconds in a call."""
 
     name: str = ""
     reason: str = ""
@@ -94,7 +95,7 @@ def _kernels_of(report: GraphReport, times: Mapping[str, KernelTime]) -> dict[st
     targets = {name: target for name, target in pairs if PRODUCT.search(target)}
     lines = {name: _candidates(line) for name, line in report.lines.items() if name in targets}
     calls = _assign({name: layers for name, layers in lines.items() if layers})
-    events = [e for e in report.events if e.subject.startswith("int8 ")]
+    events = [e for e in report.events if e.subject.startswith(KINDS)]
     fired = _assign_events(events, "fired")
     refused = _assign_events(events, "missed")
     kernels = {}
@@ -103,10 +104,10 @@ def _kernels_of(report: GraphReport, times: Mapping[str, KernelTime]) -> dict[st
         microseconds = [times[name].microseconds for name in nodes if name in times]
         target = ", ".join(targets[name] for name in nodes)
         reason = refused[layer].reason if layer in refused else NO_KERNEL
-        is_int8 = layer in fired or "int8" in target
+        is_quantized = layer in fired or any(kind in target for kind in KINDS)
         kernels[layer] = LayerKernel(
             fired[layer].subject if layer in fired else target,
-            "" if is_int8 else reason,
+            "" if is_quantized else reason,
             sum(microseconds) / 1000 if microseconds and len(microseconds) == len(nodes) else None,
         )
     return kernels

@@ -6,6 +6,7 @@ activation outlives its batch.
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from ipex_inductor.quantization.capture import LAYER, capture_graph
 from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 
+ipex = torch.ops.ipex
+LARGEST = int(torch.finfo(torch.float8_e4m3fn).max)
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -126,11 +129,16 @@ def float_graph(quantized: QuantizedModel) -> ModelGraph:
     """Return a quantized model without its rounding, which shares all parameters."""
     ops = compat.quantized_ops()
     graph, _ = copy_graph(quantized.graph)
-    rounding = (ops.dequantize_per_tensor.tensor, ops.dequantize_per_channel.default)
+    rounding = (
+        ops.dequantize_per_tensor.tensor,
+        ops.dequantize_per_channel.default,
+        ipex.fp8_dequantize.default,
+    )
     for node in list(graph.nodes):
         if node.target in rounding:
-            integers: Any = node.args[0]
-            node.replace_all_uses_with(integers.args[0])
+            values: Any = node.args[0]
+            is_item = values.target is operator.getitem  # of an FP8 weight and its steps
+            node.replace_all_uses_with((values.args[0] if is_item else values).args[0])
     graph.eliminate_dead_code()
     holder = nn.Module()
     share_state(quantized, holder)
@@ -177,6 +185,10 @@ def _compare_batch(
             name = node.meta[LAYER].name
             saturation = result.saturation.setdefault(name, Saturation())
             saturation.add(tensor, scale, zero_point, low, high)
+        if node.target is ipex.fp8_quantize_tensor.default:
+            saturation = result.saturation.setdefault(node.meta[LAYER].name, Saturation())
+            tensor, step = arguments
+            saturation.add(tensor, step, 0, -LARGEST, LARGEST)
         if node in last:
             name = last[node]
             while name not in waiting:

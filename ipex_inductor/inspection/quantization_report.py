@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import types
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,7 +52,8 @@ class LayerReport:
 
     `reason` says why it is in floating point, "" if it is not; `kernel_reason` why its kernel is.
     `signal_to_noise` is in dB, of the output behind fused operators and rounding; infinite if it is
-    exact, None if it was not measured. `milliseconds` are those of its kernel in one call.
+    exact, None if it was not measured. `milliseconds` are those of its kernel in one call. `kind`
+    is what its kernels read: "int8", "fp8", or "fp8 weights" beside activations in floating point.
     """
 
     name: str
@@ -64,6 +66,7 @@ class LayerReport:
     kernel: str = ""
     kernel_reason: str = ""
     milliseconds: float | None = None
+    kind: str = "int8"
 
     @property
     def saturated(self) -> float:
@@ -196,9 +199,8 @@ def _report_layer(
     def tensor(name: str) -> TensorReport:
         scale: TensorScale = scales[name]
         saturation = comparison.saturation.get(name)
-        dtype = "int8" if scale.symmetric else "uint8"
         share = saturation.share if saturation else 0.0
-        return TensorReport(name, dtype, scale.scale, scale.zero_point, share)
+        return TensorReport(name, scale.dtype_name, scale.scale, scale.zero_point, share)
 
     scales = model.tensor_scales()
     noise = comparison.noise.get(layer.output or layer.name)
@@ -214,6 +216,7 @@ def _report_layer(
         kernel=kernel.name,
         kernel_reason=kernel.reason if layer.quantized else "",
         milliseconds=kernel.milliseconds,
+        kind=layer.kind or "int8",
     )
 
 
@@ -229,13 +232,14 @@ def _show_decibels(layer: LayerReport) -> str:
 
 def _totals(report: QuantizationReport) -> list[tuple[str, str, str]]:
     """Return the figures at the top of the page: (label, value, level)."""
-    count = sum(layer.quantized for layer in report.layers)
+    kinds = Counter(layer.kind for layer in report.layers if layer.quantized)
+    count = kinds.total()
     refused = sum(bool(layer.kernel_reason) for layer in report.layers)
     lowest = _show_decibels(report.worst[0]) if report.worst else "-"
     return [
-        ("layers in int8", str(count), "good"),
+        *((f"layers in {kind}", str(each), "good") for kind, each in sorted(kinds.items())),
         ("layers in floating point", str(len(report.layers) - count), ""),
-        ("without an int8 kernel", str(refused), "warn" if refused else ""),
+        ("without such a kernel", str(refused), "warn" if refused else ""),
         ("lowest signal-to-noise (dB)", lowest, ""),
     ]
 
@@ -269,11 +273,12 @@ def _shorten(name: str) -> str:
 
 
 def _describe_kernel(layer: LayerReport, notes: Mapping[str, int]) -> str:
-    """Return "int8" or "float" with the numbers of reasons, and the parts that were fused."""
+    """Return the kind or "float" with the numbers of reasons, and the parts that were fused."""
     if layer.reason or layer.kernel_reason:
         return f"float [{notes[layer.reason or layer.kernel_reason]}]"
-    fused = layer.kernel.removeprefix("int8 ").removesuffix("+quantize").replace("+", " +")
-    return f"int8 {fused}" if layer.kernel.startswith("int8 ") else "int8"
+    prefix = f"{layer.kind} "
+    fused = layer.kernel.removeprefix(prefix).removesuffix("+quantize").replace("+", " +")
+    return f"{prefix}{fused}" if layer.kernel.startswith(prefix) else layer.kind
 
 
 def _list_scales(layer: LayerReport) -> Iterator[str]:

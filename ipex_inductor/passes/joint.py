@@ -25,7 +25,7 @@ from ipex_inductor.passes.fusion import (
 from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
 from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
-from ipex_inductor.passes.quant import fp8, products, values
+from ipex_inductor.passes.quant import fp8, fp8_linears, products, values
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
 from ipex_inductor.reporting.decisions import GraphReport
@@ -69,6 +69,10 @@ def _quantize_products(c: PassContext) -> None:
     if products.quantize_products(c.graph, c.report, c.settings.why_not_int8):
         c.prefers_channels_last = True  # the kernels read and write it
     values.decompose_rows(c.graph, "dequantize_per_token")
+
+
+def _place_fp8_linears(c: PassContext) -> None:
+    fp8_linears.place_linears(c.graph, c.report, c.settings.why_not_fp8)
 
 
 def _join_linears(c: PassContext) -> None:
@@ -117,6 +121,8 @@ PASSES = (
     Pass("quantized values", INFERENCE, _prepare_quantized, products.NAME),
     # Patterns do not see through clones and views without effect.
     Pass("no-ops", INFERENCE, lambda c: drop_noops(c.graph), ANY_RULE),
+    # No rule of linear layers is for a GEMM in FP8, or for a weight that is stored in it.
+    Pass("fp8 linears", INFERENCE, _place_fp8_linears, fp8_linears.NAME),
     # Inductor's heuristic counts torch's convolutions, which rules replace.
     Pass("layout choice", INFERENCE, _choose_layout, channels_last.NAME),
     # A fold leaves a product beside its activation, which rules fuse.

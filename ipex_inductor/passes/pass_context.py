@@ -34,6 +34,8 @@ class PassSettings:
         training: Whether the graph is for training.
         choose: Returns the call that computes an op of ours on a GPU.
         why_not_int8: Returns why kernels on 8-bit integers of a device are not available, or None.
+        why_not_fp8: Returns why FP8 GEMMs of a device are not available, or None; with
+            `calls=False` why generated code cannot convert FP8.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.
     """
 
@@ -42,6 +44,7 @@ class PassSettings:
     choose: Choose = library.nothing
     dtypes: frozenset[torch.dtype] = frozenset()
     why_not_int8: Callable[[torch.device], str | None] = lambda _: "int8 kernels are not called"
+    why_not_fp8: Callable[..., str | None] = lambda *_, **__: "FP8 GEMMs are not called"
 
 
 @dataclass

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Interpreter
 
+from ipex_inductor.quantization.fp8_graph import check_weights
 from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.prepared import PreparedModel
 from ipex_inductor.quantization.recipe import LayerDecision
@@ -20,9 +21,10 @@ def convert_prepared(prepared: PreparedModel) -> "QuantizedModel":
     """Return the quantized form of a calibrated model; both share the model's parameters.
 
     Raises:
-        QuantizationError: if a tensor was never observed.
+        QuantizationError: if a tensor was never observed, or a weight cannot be rounded to FP8.
     """
     scales = prepared.tensor_scales()
+    check_weights(prepared, prepared._ipex_plan.weights)
     graph, nodes = copy_graph(prepared._ipex_plan.order[0].graph)
     holder = nn.Module()
     share_state(prepared, holder)

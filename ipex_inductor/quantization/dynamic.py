@@ -17,7 +17,12 @@ from torch.overrides import TorchFunctionMode
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import attention
-from ipex_inductor.quantization.rounding import multiply_in_fp8, round_rows, round_weight
+from ipex_inductor.quantization.rounding import (
+    multiply_by_fp8_weight,
+    multiply_in_fp8,
+    round_rows,
+    round_weight,
+)
 from ipex_inductor.quantization.scheme import Layer, Scheme, SchemeMapping
 
 CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
@@ -75,7 +80,9 @@ class RoundingMode(TorchFunctionMode):
 
     def linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the product by an operator that modes around this one do not replace."""
-        if self.scheme is not None and self.scheme.dtype is not torch.int8:
+        if self.scheme is not None and self.scheme.weight_only:
+            return multiply_by_fp8_weight(input, weight, bias)
+        if self.scheme is not None and self.scheme.is_fp8:
             return multiply_in_fp8(input, weight, bias)
         if self.scheme is not None:
             input, weight = round_rows(input), round_weight(weight, self.scheme.per_channel)

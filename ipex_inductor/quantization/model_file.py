@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 from torch import Tensor, nn
 
 from ipex_inductor import compat
@@ -38,19 +39,24 @@ from ipex_inductor.quantization.smoothing import set_factors
 SHOWN = 5  # names that an error lists
 
 
-class SchemeEntry(msgspec.Struct):
+class SchemeEntry(msgspec.Struct, omit_defaults=True):
     """Settings of a quantized layer beside its scales."""
 
     symmetric: bool
     per_channel: bool
     bias_correction: bool = False
+    dtype: Literal["int8", "float8_e4m3fn"] = "int8"
+    weight_only: bool = False
 
 
 class ModelFile(msgspec.Struct):
-    """The JSON file. `digest` is the SHA-256 of the file of weights."""
+    """The JSON file. `digest` is the SHA-256 of the file of weights.
+
+    Version 2 has layers in FP8, which readers of version 1 would load as int8.
+    """
 
     format: Literal["ipex_inductor.quantized_model"]
-    version: Literal[1]
+    version: Literal[1, 2]
     torch: str
     weights: str
     digest: str
@@ -83,7 +89,7 @@ def save(quantized: nn.Module, path: str | os.PathLike[str]) -> None:
     scales = quantized.tensor_scales()
     content = ModelFile(
         format="ipex_inductor.quantized_model",
-        version=1,
+        version=2 if any(scheme.is_fp8 for scheme in recipe.schemes.values()) else 1,
         torch=str(compat.VERSION),  # written for readers; nothing depends on it
         weights=weights.name,
         digest=digest,
@@ -136,7 +142,10 @@ def load(
 
 
 def _entry(scheme: Scheme) -> SchemeEntry:
-    return SchemeEntry(scheme.symmetric, scheme.per_channel, scheme.bias_correction)
+    dtype: Literal["int8", "float8_e4m3fn"] = "float8_e4m3fn" if scheme.is_fp8 else "int8"
+    return SchemeEntry(
+        scheme.symmetric, scheme.per_channel, scheme.bias_correction, dtype, scheme.weight_only
+    )
 
 
 def _scheme(entry: SchemeEntry) -> Scheme:
@@ -144,6 +153,8 @@ def _scheme(entry: SchemeEntry) -> Scheme:
         symmetric=entry.symmetric,
         per_channel=entry.per_channel,
         bias_correction=entry.bias_correction,
+        dtype=getattr(torch, entry.dtype),
+        weight_only=entry.weight_only,
     )
 
 

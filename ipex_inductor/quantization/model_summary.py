@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from ipex_inductor.errors import SummaryFileError
 from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.files.old_summary import OldEntry
-from ipex_inductor.quantization.files.summary import Summary, plain_operator
+from ipex_inductor.quantization.files.summary import Summary, TensorRecord, plain_operator
 from ipex_inductor.quantization.files.summary_file import LayerEntry, read_summary, write_summary
 from ipex_inductor.quantization.graphs.model_graph import share_state
 from ipex_inductor.quantization.prepared import PreparedModel
@@ -94,10 +94,24 @@ def load_scales(prepared: PreparedModel, summary: Summary) -> None:
             f"{summary.file}, which has none for {', '.join(missing[:5])}",
             "Calibrate this model and save its configuration anew.",
         )
+    other = _find_other_kinds(prepared, scales)
+    if other:
+        raise SummaryFileError(
+            f"a file with scales in {'int8' if scales[other[0]].is_fp8 else 'FP8'}",
+            f"{summary.file}, whose scale of {other[0]!r} is of the other dtype",
+            "Prepare the model with the dtype that it was calibrated with, or calibrate it anew.",
+        )
     prepared._ipex_load(
         {name: TensorScale(*scales[name]) for name in prepared.tensor_observers},
         {name: torch.tensor(mean) for name, mean in summary.means.items()},
     )
+
+
+def _find_other_kinds(prepared: PreparedModel, scales: Mapping[str, TensorRecord]) -> list[str]:
+    """Return the tensors whose scheme is in FP8 where the scale is not, or the other way round."""
+    tensors = prepared._ipex_plan.tensors
+    kinds = {tensor.meta[LAYER].name: scheme.is_fp8 for tensor, scheme in tensors.items()}
+    return [n for n, is_fp8 in kinds.items() if n in scales and scales[n].is_fp8 != is_fp8]
 
 
 def plan_without(prepared: PreparedModel, off: set[str]) -> PreparedModel:

@@ -7,12 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.quantization.scheme import Scheme, TensorScale, scale_of_range
+from ipex_inductor.ops.quant.fp8_steps import E4M3, LARGEST
+from ipex_inductor.quantization.scheme import (
+    MIN_SCALE,
+    Scheme,
+    TensorScale,
+    fp8_scale_of_range,
+    scale_of_range,
+)
 
 BINS = 2048  # of histograms, as torch.ao's
 AVERAGING = 0.01  # weight of a new batch in moving averages, as IPEX's and torch.ao's
 PERCENTILE = 99.9  # share of values in percent that a percentile observer keeps in its range
 CANDIDATES = 128  # positions of each end of the range that the histogram observer compares
+FP8_CANDIDATES = 8  # scales in E4M3 that it compares, each half of the one before
 ROUNDS = 2  # of the search, one end at a time
 # Elements that torch.histc counts at once: it adds ones in float32, which is exact up to 2^24.
 CHUNK = 1 << 23
@@ -65,6 +73,10 @@ class Observer(nn.Module):
     def find_scale(self, symmetric: bool) -> TensorScale:
         """Return scale and zero point for the observed values."""
         return scale_of_range(*self.find_range(symmetric), symmetric)
+
+    def find_fp8_scale(self) -> TensorScale:
+        """Return the scale in E4M3 for the observed values."""
+        return fp8_scale_of_range(*self.find_range(symmetric=True))
 
     def reset(self) -> None:
         """Forget all values."""
@@ -165,6 +177,17 @@ class HistogramObserver(Observer):
             return self.low, self.high
         return _find_best_range(self._centers(), self.counts.cpu(), symmetric)
 
+    def find_fp8_scale(self) -> TensorScale:
+        """Return the scale whose rounding to E4M3 has the least squared error."""
+        if self.counts is None or self.low == self.high:
+            return fp8_scale_of_range(self.low, self.high)
+        edges, counts = self.edges(), self.counts.cpu()
+        values, used = self._centers(), counts > 0
+        whole = fp8_scale_of_range(edges[:-1][used].min().item(), edges[1:][used].max().item())
+        scales = [whole.scale / 2**halvings for halvings in range(FP8_CANDIDATES)]
+        best = min(scales, key=lambda scale: _squared_fp8_error(values, counts, scale))
+        return whole._replace(scale=max(best, MIN_SCALE))
+
     def _centers(self) -> Tensor:
         """Return the value that stands for each bin: its center, and zero for the bin of zero."""
         edges = self.edges()
@@ -193,6 +216,10 @@ class PercentileObserver(HistogramObserver):
         high = edges[1:][self._bins_within(counts)].item()
         low = edges[:-1].flip(0)[self._bins_within(counts.flip(0))].item()
         return low, high
+
+    def find_fp8_scale(self) -> TensorScale:
+        """Return the scale in E4M3 for the range without the values beyond the percentile."""
+        return fp8_scale_of_range(*self.find_range(symmetric=True))
 
     def _bins_within(self, counts: Tensor) -> int:
         """Return the first bin up to which `percentile` of all values are counted."""
@@ -244,6 +271,18 @@ def _squared_errors(
     first, last = (-128, 127) if symmetric else (0, 255)
     steps = (torch.round(values / scales) + zeros).clamp_(first, last).sub_(zeros)
     return steps.mul_(scales).sub_(values).square_().matmul(counts)
+
+
+def _squared_fp8_error(values: Tensor, counts: Tensor, scale: float) -> float:
+    """Return the squared error of values in E4M3.
+
+    Args:
+        values: one value for each bin.
+        counts: how often it was seen.
+        scale: what 1 in FP8 stands for.
+    """
+    steps = (values / scale).clamp(-LARGEST, LARGEST).to(E4M3).double()
+    return float((steps * scale - values).square().matmul(counts))
 
 
 OBSERVERS: dict[str, Any] = {

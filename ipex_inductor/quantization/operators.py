@@ -25,6 +25,7 @@ WEIGHTED: dict[Any, tuple[int, int]] = {
 }
 # Layers whose weight alone is quantized: the inputs are indices.
 EMBEDDING_BAGS = {aten.embedding_bag.default: (0, 0), aten.embedding_bag.padding_idx: (0, 0)}
+LINEARS = {aten.linear.default, aten.addmm.default}
 MATMULS = {aten.matmul.default, aten.mm.default, aten.bmm.default}
 LAYERS = {*WEIGHTED, *EMBEDDING_BAGS, *MATMULS}
 

@@ -152,7 +152,9 @@ class PreparedModel(ModelGraph):
             return self._ipex_loaded_scales[name]
         key = id(observer), scheme.symmetric
         if key not in results:
-            results[key] = observer.find_scale(scheme.symmetric)
+            is_fp8 = scheme.is_fp8
+            found = observer.find_fp8_scale() if is_fp8 else observer.find_scale(scheme.symmetric)
+            results[key] = found
         return results[key]
 
     def _ipex_means(self) -> dict[str, Tensor]:
@@ -180,7 +182,7 @@ class PreparedModel(ModelGraph):
         """Use these scales in place of what the observers saw.
 
         Raises:
-            QuantizationError: if a name is none of this model's tensors.
+            QuantizationError: if a name is none of this model's tensors, or a dtype is another.
         """
         unknown = sorted(scales.keys() - self.tensor_observers.keys())
         if unknown:
@@ -188,6 +190,14 @@ class PreparedModel(ModelGraph):
                 "scales of tensors of this model",
                 f"{len(unknown)} unknown names, {unknown[0]!r} among them",
                 "Take scales of a model with the same layers, prepared in the same way.",
+            )
+        schemes = {t.meta[LAYER].name: scheme for t, scheme in self._ipex_plan.tensors.items()}
+        other = [name for name, scale in scales.items() if scale.is_fp8 != schemes[name].is_fp8]
+        if other:
+            raise QuantizationError(
+                "scales of the dtype that the model was prepared with",
+                f"{scales[other[0]].dtype_name} for {other[0]!r}",
+                "Take scales of a model that was prepared with the same mapping.",
             )
         self._ipex_set_scales |= scales
 

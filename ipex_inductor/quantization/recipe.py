@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.chains import chain_layer, is_residual_operand
 from ipex_inductor.quantization.operators import (
@@ -17,6 +18,7 @@ from ipex_inductor.quantization.operators import (
     CATS,
     EMBEDDING_BAGS,
     LAYERS,
+    LINEARS,
     MATMULS,
     POOLS,
     RELUS,
@@ -36,7 +38,7 @@ class LayerDecision:
 
     `inputs` are names of its quantized input tensors. `output` is that of its output, after the
     operators that are fused with the layer, "" if it stays in floating point. `weight` is the name
-    of the parameter.
+    of the parameter, `kind` that of the scheme.
     """
 
     name: str
@@ -48,6 +50,7 @@ class LayerDecision:
     output: str = ""
     weight: str = ""
     weight_channels: int | None = None
+    kind: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,14 +97,34 @@ def plan_graph(graph: Graph, mapping: SchemeMapping) -> Plan:
     for node in graph.nodes:
         if node.target in LAYERS:
             layers[node] = _plan_layer(plan, node, mapping)
+    _refuse_two_dtypes(plan)
+    if any(scheme.is_fp8 for scheme in plan.reads.values()):
+        # Kernels in FP8 are of linear layers alone. What writes a tensor rounds it to FP8.
+        plan.tensors = {tensor: scheme for (_, tensor), scheme in plan.reads.items()}
+    else:
+        _spread_integers(plan, graph)
+    plan.decisions = [_describe(plan, node, reason) for node, reason in layers.items()]
+    return plan
+
+
+def _spread_integers(plan: Plan, graph: Graph) -> None:
+    """Quantize what layers read, and operators between them that run on integers."""
     for (user, tensor), scheme in list(plan.reads.items()):
         _request(plan, user, tensor, scheme)
     _quantize_pools_and_cats(plan)
     _merge_relus(plan)
     _quantize_projections(plan, graph)
     _read_quantized_operands(plan, graph)
-    plan.decisions = [_describe(plan, node, reason) for node, reason in layers.items()]
-    return plan
+
+
+def _refuse_two_dtypes(plan: Plan) -> None:
+    """Raise `QuantizationError` if some activations would be integers and others in FP8."""
+    if len({scheme.is_fp8 for scheme in plan.reads.values()}) > 1:
+        raise QuantizationError(
+            "activations in int8 or in FP8",
+            "layers of both in one model",
+            "Choose one dtype, weight_only=True for the layers in FP8, or None for some layers.",
+        )
 
 
 def _plan_layer(plan: Plan, node: Node, mapping: SchemeMapping) -> str:
@@ -112,13 +135,26 @@ def _plan_layer(plan: Plan, node: Node, mapping: SchemeMapping) -> str:
     if scheme.dynamic:
         return "its scheme is dynamic, and this model is quantized statically"
     weight = _weight_of(node)
-    reason = _find_obstacle(node, weight)
+    reason = _find_obstacle(node, weight) or (_why_no_fp8(node, weight) if scheme.is_fp8 else "")
     if reason:
         return reason
     if weight is not None:
         plan.weights.append(QuantizedWeight(node, *weight, scheme))
-    for tensor in _activations_of(node, weight):
+    for tensor in [] if scheme.weight_only else _activations_of(node, weight):
         plan.reads[node, tensor] = scheme
+    return ""
+
+
+def _why_no_fp8(node: Node, weight: tuple[int, int] | None) -> str:
+    """Return why a layer has no kernel in FP8, "" if it has one."""
+    if node.target in MATMULS and weight is None:
+        return "FP8 is for linear layers: products of two activations have no FP8 kernel"
+    if node.target in EMBEDDING_BAGS:
+        return "FP8 is for linear layers: embedding bags have no FP8 kernel"
+    if node.target in WEIGHTED and node.target not in LINEARS:
+        return "FP8 is for linear layers: convolutions have no FP8 kernel"
+    if node.kwargs:
+        return "FP8 is for linear layers: addmm with alpha or beta has no FP8 kernel"
     return ""
 
 
@@ -310,12 +346,15 @@ def _is_int8_operand(plan: Plan, add: Node, operand: Node) -> bool:
 def _describe(plan: Plan, node: Node, reason: str) -> LayerDecision:
     layer = node.meta[LAYER]
     decision = LayerDecision(layer.name, layer.operator, layer.module_path, not reason, reason)
+    schemes = [each.scheme for each in plan.weights if each.layer is node]
+    schemes += [scheme for (user, _), scheme in plan.reads.items() if user is node]
     roots = [plan.find_root(tensor) for user, tensor in plan.reads if user is node]
     inputs = tuple(root.meta[LAYER].name for root in roots if root is not None)
     weight = _weight_of(node)
     name, channels = _describe_weight(node, *weight) if weight else ("", None)
     outputs = [n.meta[LAYER].name for n in plan.tensors if chain_layer(n) is node]
     decision = replace(decision, inputs=inputs, output=outputs[0] if outputs else "")
+    decision = replace(decision, kind=schemes[0].name if schemes else "")
     return replace(decision, weight=name, weight_channels=channels)
 
 

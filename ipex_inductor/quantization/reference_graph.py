@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from ipex_inductor import compat
+from ipex_inductor.quantization import fp8_graph
 from ipex_inductor.quantization.bias_correction import correct_bias, is_corrected
 from ipex_inductor.quantization.capture import LAYER, tensor_type
 from ipex_inductor.quantization.operators import VIEWS
@@ -34,7 +35,7 @@ class ReferenceGraph:
         self.ops = compat.quantized_ops()
         self.values: dict[Node, Node] = {}  # dequantized form of a tensor; keys are of the plan
         self.count = 0  # of quantized tensors
-        self.weights: dict[tuple[Node, int, bool], Node] = {}
+        self.weights: dict[tuple[Node, int, bool, str], Node] = {}
 
     def build(
         self, plan: Plan, scales: Mapping[str, TensorScale], means: Mapping[str, torch.Tensor]
@@ -67,6 +68,12 @@ class ReferenceGraph:
         with self.graph.inserting_before(before.next):
             device = tensor.meta["val"].device
             step = torch.tensor(scale.scale, dtype=torch.float32, device=device)
+            if scale.is_fp8:
+                factor = self._buffer(f"_ipex_scale_{number}", step)
+                quantized, value = fp8_graph.round_tensor(self.graph, node, factor)
+                quantized.meta[LAYER] = value.meta[LAYER] = tensor.meta[LAYER]
+                self.values[tensor] = value
+                return
             zero = torch.tensor(scale.zero_point, dtype=torch.int32, device=device)
             factor = self._buffer(f"_ipex_scale_{number}", step)
             zero_point = self._buffer(f"_ipex_zero_point_{number}", zero)
@@ -99,12 +106,20 @@ class ReferenceGraph:
     def _quantize_weight(self, weight: QuantizedWeight) -> None:
         layer, argument = self.nodes[weight.layer], weight.argument
         node: Any = layer.args[argument]
-        key = (node, weight.axis, weight.scheme.per_channel)
+        scheme = weight.scheme
+        key = (node, weight.axis, scheme.per_channel, scheme.name)
         if key not in self.weights:
             val = weight.layer.args[argument].meta["val"]  # type: ignore[union-attr]
             with self.graph.inserting_before(layer):
-                self.weights[key] = self._weight_value(node, val, weight)
+                if scheme.is_fp8:
+                    dtype = val.dtype if scheme.weight_only else torch.float32
+                    value = fp8_graph.round_weight(self.graph, node, weight.axis, dtype)
+                else:
+                    value = self._weight_value(node, val, weight)
+                self.weights[key] = value
         layer.update_arg(argument, self.weights[key])
+        if scheme.is_fp8 and not scheme.weight_only:
+            fp8_graph.widen_layer(self.graph, layer, weight.layer.meta["val"].dtype)
 
     def _weight_value(self, node: Node, val: torch.Tensor, weight: QuantizedWeight) -> Node:
         """Return the dequantized form of a weight, whose scales are computed in the graph."""

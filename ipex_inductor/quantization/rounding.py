@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8, fp8_steps
 from ipex_inductor.quantization.scheme import MIN_SCALE
 
 BYTES = (-128, 127, torch.int8)
@@ -60,6 +60,20 @@ def multiply_in_fp8(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     channels, channel_scales = fp8.fp8_quantize_rows(weight)
     result: Tensor = fp8.fp8_gemm_rows(rows, channels, row_scales, channel_scales, bias, dtype)
     return result.view(*input.shape[:-1], weight.shape[0])
+
+
+def multiply_by_fp8_weight(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the output of a linear layer whose weight is rounded to E4M3.
+
+    Args:
+        input: [..., K], which is not rounded.
+        weight: [N, K].
+        bias: [N], or None.
+    """
+    values, steps = fp8_steps.fp8_quantize_channels(weight)
+    exact = fp8_steps.fp8_dequantize(values, steps, weight.dtype)
+    result: Tensor = torch.ops.aten.linear.default(input, exact, bias)
+    return result
 
 
 def _round(

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.ops.quant import fp8_steps
 from ipex_inductor.quantization.converted import QuantizedModel
 from ipex_inductor.quantization.graphs.model_graph import ModelGraph, copy_graph, share_state
 from ipex_inductor.quantization.rounding import dequantize_plainly, quantize_plainly
 
-aten = torch.ops.aten
+aten, ipex = torch.ops.aten, torch.ops.ipex
 _plain_models: WeakKeyDictionary[nn.Module, tuple[str, ModelGraph]] = WeakKeyDictionary()
 
 
@@ -80,6 +81,9 @@ def _plain_operators() -> dict[Any, Any]:
         aten.view.default: Tensor.view,
         aten.reshape.default: Tensor.reshape,
         aten.expand.default: Tensor.expand,
+        ipex.fp8_quantize_tensor.default: fp8_steps.quantize_tensor,
+        ipex.fp8_quantize_channels.default: fp8_steps.quantize_channels,
+        ipex.fp8_dequantize.default: fp8_steps.dequantize,
         ops.quantize_per_tensor.tensor: quantize_plainly,
         ops.dequantize_per_tensor.tensor: dequantize_tensor,
         ops.quantize_per_channel.default: quantize_channels,

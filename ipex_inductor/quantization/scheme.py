@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.ops.quant.fp8_steps import compute_step
 
 Choices = tuple[tuple[str, "Scheme | None"], ...]
 
@@ -23,11 +24,12 @@ class Scheme:
     keyword arguments. `per_channel` is about weights, which are always symmetric int8.
     `bias_correction` subtracts what rounded weights add to the mean output. It needs the mean
     inputs of calibration data: with scales from a file of IPEX biases stay as they are.
-    `dtype` torch.float8_e4m3fn is for linear layers with `dynamic`: each row of an activation and
-    each output channel of a weight has a scale of its own.
+    `dtype` torch.float8_e4m3fn is for linear layers, with a scale for each output channel of a
+    weight. Activations have one calibrated scale, or with `dynamic` a scale of each row in each
+    call. With `weight_only` they are not rounded, and weights are stored in FP8.
 
     Raises:
-        QuantizationError: for another dtype, or static scales in FP8.
+        QuantizationError: for another dtype, or settings that do not go with it.
     """
 
     symmetric: bool = False
@@ -37,22 +39,50 @@ class Scheme:
     per_channel: bool = True
     bias_correction: bool = False
     dtype: torch.dtype = torch.int8
+    weight_only: bool = False
+
+    @property
+    def is_fp8(self) -> bool:
+        """Return whether layers compute in FP8, or on weights in FP8."""
+        return self.dtype is torch.float8_e4m3fn
+
+    @property
+    def name(self) -> str:
+        """Return the name of the kernels that it asks for: "int8", "fp8" or "fp8 weights"."""
+        return "fp8 weights" if self.weight_only else "fp8" if self.is_fp8 else "int8"
 
     def __post_init__(self) -> None:
         """Check that the dtype goes with the rest."""
-        is_fp8 = self.dtype is torch.float8_e4m3fn
-        if is_fp8 and self.dynamic and self.per_channel:
-            return
-        if is_fp8:
+        if self.dtype not in ADVICE:
             raise QuantizationError(
-                "dynamic=True and per_channel=True in a scheme of FP8",
-                f"dynamic={self.dynamic}, per_channel={self.per_channel}",
-                "Static scales are those of quantization.fp8.fp8_autocast(calibrating=True).",
+                "dtype torch.int8 or torch.float8_e4m3fn",
+                str(self.dtype),
+                "E5M2 has 2 bits of mantissa and is for gradients: use torch.float8_e4m3fn."
+                if self.dtype is torch.float8_e5m2
+                else "Choose one of these.",
             )
-        if self.dtype is not torch.int8:
-            raise QuantizationError(
-                "dtype torch.int8 or torch.float8_e4m3fn", str(self.dtype), "Choose one of these."
-            )
+        for name, value in ADVICE[self.dtype].items():
+            if getattr(self, name) is not value[0]:
+                raise QuantizationError(
+                    f"{name}={value[0]} in a scheme of {self.dtype}",
+                    f"{name}={getattr(self, name)}",
+                    value[1],
+                )
+
+
+# Values that a dtype asks for, by the name of the setting, and what to do about another one.
+ADVICE: dict[torch.dtype, dict[str, tuple[bool, str]]] = {
+    torch.int8: {
+        "weight_only": (
+            False,
+            "Weights alone are stored in FP8: add dtype=torch.float8_e4m3fn.",
+        ),
+    },
+    torch.float8_e4m3fn: {
+        "per_channel": (True, "Each output channel of an FP8 weight has a scale of its own."),
+        "bias_correction": (False, "Rounding to FP8 shifts no mean: leave it out."),
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -95,11 +125,17 @@ class SchemeMapping:
 
 
 class TensorScale(NamedTuple):
-    """Scale and zero point of a quantized activation."""
+    """Scale and zero point of a quantized activation; with `is_fp8` the zero point is 0."""
 
     scale: float
     zero_point: int
     symmetric: bool
+    is_fp8: bool = False
+
+    @property
+    def dtype_name(self) -> str:
+        """Return "int8", "uint8" or "fp8"."""
+        return "fp8" if self.is_fp8 else "int8" if self.symmetric else "uint8"
 
     @property
     def bounds(self) -> tuple[int, int, torch.dtype]:
@@ -123,3 +159,9 @@ def scale_of_range(low: float, high: float, symmetric: bool) -> TensorScale:
     scale = torch.tensor(max(1 / steps, MIN_SCALE), dtype=torch.float32).item()
     zero_point = 0 if symmetric else min(max(round(-low / scale), 0), 255)
     return TensorScale(scale, zero_point, symmetric)
+
+
+def fp8_scale_of_range(low: float, high: float) -> TensorScale:
+    """Return the power of two by which a range fits E4M3: no value is saturated."""
+    amax = torch.tensor(max(high, -low, 0.0), dtype=torch.float32)
+    return TensorScale(max(compute_step(amax).item(), MIN_SCALE), 0, True, True)

@@ -198,6 +198,12 @@ def _insert_factors(
     groups: dict[tuple[Node, Scheme, int], list[Node]] = {}
     for node in list(module.graph.find_nodes(op="call_function", target=aten.linear.default)):
         scheme = mapping.scheme_of(node.meta[LAYER])
+        if scheme is not None and scheme.is_fp8:
+            raise QuantizationError(
+                "SmoothQuant of layers in int8",
+                f"a scheme in FP8 for {node.meta[LAYER].name!r}",
+                "Leave SmoothQuant out: FP8 keeps its precision over 15 binades of a tensor.",
+            )
         if scheme is not None and scheme.bias_correction:
             raise QuantizationError(
                 "SmoothQuant without bias correction",

@@ -35,6 +35,12 @@ def prepare_qat(model: nn.Module) -> nn.Module:
             f"a {type(model).__name__}",
             "Call prepare, calibrate and convert first; dynamic quantization cannot be trained.",
         )
+    if any(layer.quantized and layer.kind != "int8" for layer in model.layer_decisions):
+        raise QuantizationError(
+            "a model in int8",
+            "layers in FP8",
+            "Train in FP8 with quantization.fp8.prepare_fp8 and fp8_autocast.",
+        )
     graph, _ = copy_graph(model.graph)
     for node in list(graph.nodes):
         if node.target in _dequantize_operators():

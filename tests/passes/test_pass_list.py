@@ -19,9 +19,10 @@ pytestmark = pytest.mark.unit
 
 aten = torch.ops.aten
 
-IN_INFERENCE = """quantized values, no-ops, layout choice, batch norm folding, weight transposes,
-attention, rules, int8 products, linears on one input, channels-last, strides, batch norm and relu,
-library calls, shared parts, misread attention, decompositions, fp8, corrections"""
+IN_INFERENCE = """quantized values, no-ops, fp8 linears, layout choice, batch norm folding,
+weight transposes, attention, rules, int8 products, linears on one input, channels-last, strides,
+batch norm and relu, library calls, shared parts, misread attention, decompositions, fp8,
+corrections"""
 IN_TRAINING = """batch norm report, attention report, training rules, max pools, image calls,
 weight gradient calls, misread attention, decompositions, fp8 report, corrections,
 moments, relu masks"""
@@ -32,6 +33,7 @@ SWITCHED_ALONE = {
     "batch norm and relu": "batch_norm+relu|conv",
     "channels-last": "channels-last",
     "fp8": "fp8",
+    "fp8 linears": "fp8",
     "fp8 report": "fp8",
     "int8 products": "int8",
     "layout choice": "channels-last",

@@ -52,7 +52,7 @@ def test_a_layer_is_the_arithmetic_of_its_definition():
     model[1].running_var.uniform_(0.5, 2)
     x = torch.randn(2, 4, 8, 8)
     quantized = quantize(model, (x,))
-    scale, zero_point, _ = quantized.tensor_scales()["input:0"]
+    scale, zero_point, *_ = quantized.tensor_scales()["input:0"]
     inputs = ((torch.round(x / scale) + zero_point).clamp(0, 255) - zero_point) * scale
     factor = model[1].weight / (model[1].running_var + model[1].eps).sqrt()
     weight = model[0].weight * factor[:, None, None, None]

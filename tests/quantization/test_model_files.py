@@ -148,7 +148,7 @@ def test_torn_changed_and_foreign_files_are_refused(tmp_path):
     weights.write_bytes(whole)
     with pytest.raises(SummaryFileError, match=r"differs in .*conv[.]weight"):
         quantization.load(tmp_path / "net", Net(width=16))
-    for content in ("", text[:100], "[]", json.dumps({**json.loads(text), "version": 2})):
+    for content in ("", text[:100], "[]", json.dumps({**json.loads(text), "version": 3})):
         (tmp_path / "net.json").write_text(content)
         with pytest.raises(SummaryFileError, match="torn or foreign"):
             quantization.load(tmp_path / "net", Net())

@@ -313,7 +313,8 @@ def _expanded_weight(node: Any) -> Node | None:
 
 def _is_dequantized(node: Any) -> bool:
     node = _without_casts(node)
-    return _calls(node, "dequantize_per_channel") or is_dequantize(node)
+    is_fp8 = isinstance(node, Node) and node.target is torch.ops.ipex.fp8_dequantize.default
+    return is_fp8 or _calls(node, "dequantize_per_channel") or is_dequantize(node)
 
 
 def _added_bias(node: Node, size: int) -> tuple[Node | None, Node]:

@@ -22,11 +22,12 @@ T = TypeVar("T")
 
 
 class TensorRecord(NamedTuple):
-    """Scale and zero point of a tensor; `symmetric` ones are int8, others uint8."""
+    """Scale and zero point of a tensor; `symmetric` ones are int8 or FP8, others uint8."""
 
     scale: float
     zero_point: int
     symmetric: bool
+    is_fp8: bool = False
 
 
 @dataclass(frozen=True)

@@ -29,23 +29,24 @@ class LayerEntry(msgspec.Struct):
     weight_channels: int | None = None
 
 
-class TensorEntry(msgspec.Struct):
-    """Scale and zero point of a tensor; `symmetric` ones are int8, others uint8."""
+class TensorEntry(msgspec.Struct, omit_defaults=True):
+    """Scale and zero point of a tensor; `symmetric` ones are int8 or FP8, others uint8."""
 
     scale: float
     zero_point: int
     symmetric: bool
+    is_fp8: bool = False
 
 
 class OurFile(msgspec.Struct):
-    """A file of ours.
+    """A file of ours: version 2 has tensors in FP8, which readers of version 1 do not know.
 
     `smoothing` are SmoothQuant's factors by the names of tensors, `means` the mean inputs of layers
     whose bias is corrected.
     """
 
     format: Literal["ipex_inductor.quantization"]
-    version: Literal[1]
+    version: Literal[1, 2]
     layers: list[LayerEntry]
     tensors: dict[str, TensorEntry]
     smoothing: dict[str, list[float]] = {}
@@ -106,7 +107,7 @@ def summary_of(
         means: mean inputs of layers whose bias is corrected.
     """
     scales = {
-        name: TensorRecord(tensor.scale, tensor.zero_point, tensor.symmetric)
+        name: TensorRecord(tensor.scale, tensor.zero_point, tensor.symmetric, tensor.is_fp8)
         for name, tensor in tensors.items()
     }
     records = tuple(
@@ -126,7 +127,7 @@ def summary_of(
 def write_summary(
     path: str | os.PathLike[str],
     layers: Iterable[LayerEntry],
-    scales: Mapping[str, tuple[float, int, bool]],
+    scales: Mapping[str, TensorRecord | tuple[float, int, bool, bool]],
     smoothing: Mapping[str, list[float]],
     means: Mapping[str, list[float]],
 ) -> None:
@@ -139,11 +140,12 @@ def write_summary(
         smoothing: SmoothQuant's factors by the names of tensors.
         means: mean inputs of layers whose bias is corrected.
     """
+    tensors = {name: TensorEntry(*scale) for name, scale in scales.items()}
     content = OurFile(
         format="ipex_inductor.quantization",
-        version=1,
+        version=2 if any(entry.is_fp8 for entry in tensors.values()) else 1,
         layers=list(layers),
-        tensors={name: TensorEntry(*scale) for name, scale in scales.items()},
+        tensors=tensors,
         smoothing=dict(smoothing),
         means=dict(means),
     )
