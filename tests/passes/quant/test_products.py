@@ -287,7 +287,8 @@ def test_another_process_loads_what_was_compiled(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         results.append(json.loads(done.stdout.splitlines()[-1]))
     first, second = results
-    assert first["fired"] == second["fired"] == ["int8 linear"]
+    # Inductor ignores the bounds of a quantization by tensors, which is corrected.
+    assert first["fired"] == second["fired"] == ["int8 linear", "quantize_per_tensor"]
     assert first["built"]
     assert not second["built"]
     assert second["cache"] == ["hit"]
