@@ -47,8 +47,12 @@ class Computed(Protocol):
     def outdate(self) -> object:
         """Have the results computed again at their next use."""
 
-    def is_current(self) -> bool:
-        """Return whether all contents the results were computed from are known to be unchanged."""
+    def is_current(self, storage: int | None = None) -> bool:
+        """Return whether contents the results were computed from are known to be unchanged.
+
+        Args:
+            storage: the only one whose contents are compared; None for all.
+        """
 
 
 @dataclass
@@ -199,7 +203,7 @@ def settle(only: Container[int] | None = None) -> frozenset[int]:
             lasting = [doubt for doubt in doubts if doubt.lasts()]  # first: it may end meanwhile
             for ref in _computed.get(storage, ()):
                 computed = ref()
-                if computed is not None and not computed.is_current():
+                if computed is not None and not computed.is_current(storage):
                     computed.outdate()
             # Outdated storages are checked again when results are computed from them.
             if storage not in _computed:

@@ -128,16 +128,27 @@ class Part:
             _life(weight).parts.append(self)
         return True
 
-    def is_current(self) -> bool:
-        """Return whether all contents that the values were computed from are unchanged."""
-        return self.find_outdated() is None
+    def is_current(self, storage: int | None = None) -> bool:
+        """Return whether the contents that the values were computed from are unchanged.
 
-    def find_outdated(self) -> int | None:
-        """Return the number of the first weight that is not known to be unchanged, or None."""
+        Args:
+            storage: address of the only one whose contents are compared; None for all. A small
+                weight that something may write costs no comparison of the large ones beside it.
+        """
+        return self.find_outdated(storage) is None
+
+    def find_outdated(self, only: int | None = None) -> int | None:
+        """Return the number of the first weight that is not known to be unchanged, or None.
+
+        Args:
+            only: address of the only storage whose contents are compared; None for all.
+        """
         if self._alone:
             return None
         for number, (hashes, ref) in enumerate(zip(self.hashes, self.storages, strict=False)):
             storage = ref()
+            if only is not None and storage is not None and storage._cdata != only:
+                continue
             if hashes is None or storage is None or not _holds(storage, hashes):
                 return number
             if isinstance(hashes, DeviceHashes):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ipex_inductor.passes.weights import weight_access
+from ipex_inductor.passes.weights import weight_access, weight_results
 
 X = torch.randn(2, 16)
 
@@ -145,7 +145,7 @@ if sys.argv[1] == "Python":
 
 class Results:
     def outdate(self): ...
-    def is_current(self): return True
+    def is_current(self, storage): return True
 
 
 weight, results = torch.ones(4), Results()
@@ -180,3 +180,32 @@ def test_each_call_is_noted(way):
     assert not run.returncode, run.stderr
     quiet = dict(line.rsplit(" ", 1) for line in run.stdout.splitlines())
     assert {name for name, is_quiet in quiet.items() if is_quiet == "True"} == {"our own"}
+
+
+class Scaled(nn.Module):
+    """A linear layer on a weight in int8 and a scale of each of its rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-127, 127, (96, 64), dtype=torch.int8))
+        self.register_buffer("scale", torch.rand(96, 1))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.float() * self.scale)
+
+
+def test_a_small_weight_in_doubt_costs_no_comparison_of_a_large_one(monkeypatch):
+    model, x = Scaled().eval(), torch.randn(5, 64)
+    compiled = torch.compile(model, backend="ipex", options={"strict": True})
+    with torch.no_grad():
+        compiled(x)
+        array, compared = model.scale.numpy(), []
+        holds = weight_results._holds
+        monkeypatch.setattr(
+            weight_results, "_holds", lambda s, h: compared.append(h.size) or holds(s, h)
+        )
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), model(x))
+        assert set(compared) == {model.scale.nbytes}
+        array *= 2
+        torch.testing.assert_close(compiled(x), model(x))
