@@ -20,7 +20,7 @@ from ipex_inductor.quantization.operators import ACTIVATIONS, ADDS, LAYERS, read
 from ipex_inductor.reporting.decisions import GraphReport
 
 KINDS = ("int8", "fp8")  # with which names of quantized kernels begin
-NO_KERNEL = "no int8 kernel for this operator; it reads dequantized values"
+NO_KERNEL = "no kernel on quantized values for this operator; it reads dequantized ones"
 BETWEEN = " | "  # names of several layers that may be computed by one kernel
 FRAME = re.compile(r'File "(.*)", line 1, in layer$')
 # Targets of nodes that compute layers; activations and additions behind them are not timed.

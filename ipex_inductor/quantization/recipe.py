@@ -153,6 +153,9 @@ def _why_no_fp8(node: Node, weight: tuple[int, int] | None) -> str:
         return "FP8 is for linear layers: embedding bags have no FP8 kernel"
     if node.target in WEIGHTED and node.target not in LINEARS:
         return "FP8 is for linear layers: convolutions have no FP8 kernel"
+    value: Any = None if weight is None else node.args[weight[0]]
+    if value is not None and value.meta["val"].dim() != 2:
+        return "FP8 is for linear layers: its weight is no matrix"
     if node.kwargs:
         return "FP8 is for linear layers: addmm with alpha or beta has no FP8 kernel"
     return ""

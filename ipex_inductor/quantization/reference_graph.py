@@ -100,8 +100,12 @@ class ReferenceGraph:
         self.values[tensor] = node
 
     def _replace_input(self, user: Node, tensor: Node) -> None:
-        if tensor in self.values:
-            user.replace_input_with(self.nodes[tensor], self.values[tensor])
+        if tensor not in self.values:
+            return
+        addend = user.args[0] if user.target is aten.addmm.default else None
+        user.replace_input_with(self.nodes[tensor], self.values[tensor])
+        if addend is self.nodes[tensor]:  # it is added as it is, though it is multiplied too
+            user.update_arg(0, addend)
 
     def _quantize_weight(self, weight: QuantizedWeight) -> None:
         layer, argument = self.nodes[weight.layer], weight.argument

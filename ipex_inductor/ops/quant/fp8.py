@@ -83,8 +83,15 @@ def compute_amax(x: Tensor) -> Tensor:
     """Return the largest magnitude as one element in fp32; NaN if there is one, 0 if empty."""
     if not x.numel():
         return torch.zeros((), device=x.device)
+    return compute_amax_of_rows(x)
+
+
+def compute_amax_of_rows(x: Tensor) -> Tensor:
+    """Return `compute_amax` of a tensor that is not empty.
+
+    Inductor computes the maxima of rows in the kernel that writes them.
+    """
     rows = x.detach().abs()
-    # Inductor computes the maxima of rows in the kernel that writes them.
     return (rows.amax(-1) if x.dim() else rows).amax().float()
 
 
@@ -257,11 +264,11 @@ def why_not_lowered(a: Tensor, b: Tensor, *scales_inv: Tensor) -> str | None:
         return f"FP8 tensor cores are of sm_{oldest} and later, this GPU is {arch}"
     if reason := why_not_multiplied(a.dtype, b.dtype):
         return "; ".join(reason)
-    sizes = a.shape[1], b.shape[0]
-    if not all(isinstance(size, int) and size and size % UNIT == 0 for size in sizes):
-        return f"K and N that are no multiples of {UNIT} are padded at run time"
-    if isinstance(a.shape[0], int) and a.shape[0] == 0:
+    if any(isinstance(size, int) and size == 0 for size in (*a.shape, *b.shape)):
         return "it is empty"
+    sizes = a.shape[1], b.shape[0]
+    if not all(isinstance(size, int) and size % UNIT == 0 for size in sizes):
+        return f"K and N that are no multiples of {UNIT} are padded at run time"
     if any(s.storage_offset() * s.element_size() % ALIGNMENT for s in scales_inv):
         return f"scales that lie at no multiple of {ALIGNMENT} bytes are copied at run time"
     return None

@@ -27,8 +27,8 @@ def round_up_to_power(x: Tensor) -> Tensor:
 
     Infinity and NaN become NaN.
     """
-    mantissa = torch.frexp(x).mantissa  # from 0.5 to 1; the quotient is exact
-    return torch.where(mantissa == 0.5, x, x / mantissa)
+    bits = (x.view(torch.int32) + 0x7FFFFF) & 0x7F800000  # a division may be inexact on GPUs
+    return torch.where(x.isfinite(), bits.view(torch.float32), torch.nan)
 
 
 def compute_step(amax: Tensor) -> Tensor:
@@ -182,7 +182,10 @@ def _refuse_backward(ctx: Any, *gradients: Any) -> NoReturn:
     )
 
 
-for each in (fp8_quantize_tensor, fp8_quantize_channels, fp8_dequantize, fp8_weight_linear):
+for each in (
+    *(fp8_quantize_tensor, fp8_quantize_channels, fp8_dequantize, fp8_weight_linear),
+    *(fp8.fp8_quantize_rows, fp8.fp8_gemm_rows),
+):
     each.register_autograd(_refuse_backward)
 
 

@@ -26,8 +26,8 @@ def expand(graph: torch.fx.Graph, report: GraphReport) -> None:
     """Replace quantizations in a graph for inference in place, and report its GEMMs."""
     traced: dict[Any, torch.fx.GraphModule] = {}
     for node in graph.find_nodes(op="call_function", target=ipex.fp8_quantize.default):
-        value = tensors_of(node)[0].meta["val"]
-        if value.dim() and value.numel():
+        shape = tensors_of(node)[0].meta["val"].shape
+        if shape and not any(isinstance(size, int) and size == 0 for size in shape):
             inline(graph, node, _quantize, traced_before=traced)
     report_gemms(graph, report)
 
@@ -47,4 +47,4 @@ def tensors_of(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 
 def _quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return fp8.quantize(x, scale, dtype), fp8.compute_amax(x)
+    return fp8.quantize(x, scale, dtype), fp8.compute_amax_of_rows(x)

@@ -31,6 +31,11 @@ POINTWISE: dict[Any, Callable[..., Any]] = {
 }
 # Besides, where Python cannot be called; elsewhere the weight preprocessing calls it once.
 WITHOUT_PYTHON = {ipex.fp8_quantize_channels.default: fp8_steps.quantize_channels}
+OPERANDS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1)}
+LEFT = (
+    "it reads dequantized operands: its addend is no bias vector, or a cast rounds the operands "
+    "(fp16 holds not all of them)"
+)
 WhyNot = Callable[..., str | None]
 
 
@@ -57,6 +62,8 @@ def place_linears(graph: torch.fx.Graph, report: GraphReport, why_not: WhyNot) -
         linear = READERS[node.target](node) if node.target in READERS else None
         weight = _read(linear.weight) if linear and linear.window is None else None
         if linear is None or weight is None or _value(weight.values).dim() != 2:
+            if any(_is_rounded(node.args[n]) for n in OPERANDS.get(node.target, ())):
+                report.add("missed", "fp8 linear", LEFT, user_line(node))
             continue
         x = _read(linear.x)
         name = "fp8 weights linear" if x is None else "fp8 linear"
@@ -78,6 +85,13 @@ def place_linears(graph: torch.fx.Graph, report: GraphReport, why_not: WhyNot) -
             device = _value(node)[0].device
             if why_not(device) is not None and why_not(device, calls=False) is None:
                 inline(graph, node, WITHOUT_PYTHON[node.target])
+
+
+def _is_rounded(node: Any) -> bool:
+    """Return whether a node holds dequantized values, moved or cast in any way."""
+    while isinstance(node, Node) and (node.target in CASTS or node.target in MOVES):
+        node = node.args[0]
+    return isinstance(node, Node) and node.target is ipex.fp8_dequantize.default
 
 
 def _read(node: Any) -> Rounded | None:

@@ -48,7 +48,8 @@ class Multiply(Function):
         weight8, weight_amax = fp8.fp8_quantize(weight, weight_scales[0], forward_dtype)
         product = fp8.fp8_gemm(x8, weight8, input_scales[1], weight_scales[1], bias, x.dtype, True)
         # A parameter is there anyway; its values in FP8 would take memory until the backward.
-        ctx.save_for_backward(x8, weight, input_scales, weight_scales)
+        saved = weight if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(x8, saved, input_scales, weight_scales)
         ctx.gradient_state = gradient_state  # not saved: hooks on saved tensors may copy them
         ctx.constants = layer, forward_dtype, gradient_dtype, model, settings
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype

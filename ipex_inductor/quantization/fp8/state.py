@@ -15,6 +15,7 @@ from ipex_inductor.quantization.fp8.recipe import DelayedScaling
 FORWARD_TENSORS = 3  # input, weight and output of a layer, in this order
 NAME = "fp8_scaling"  # of the module in the prepared model
 LENGTH = 1024  # passes in a history before a recipe asks for another number
+SCALES = 3  # dimensions of `scales`
 STATES = ("forward_state", "gradient_state")
 _numbers = itertools.count()
 
@@ -60,6 +61,8 @@ class ScalingState(nn.Module):
         """Restore a copy, which is a model of its own."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._replace_inference_tensors()
+        if self.scales.dim() < SCALES:  # pickled when they lay side by side
+            self.scales = self._copy_scales()
         self._take_number()
 
     def _copy_scales(self) -> Tensor:
