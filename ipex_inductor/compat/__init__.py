@@ -61,6 +61,7 @@ from ipex_inductor.compat.inductor import compiles_in_this_process as compiles_i
 from ipex_inductor.compat.inductor import (
     computes_shared_parts_again as computes_shared_parts_again,
 )
+from ipex_inductor.compat.inductor import decomposition_table as decomposition_table
 from ipex_inductor.compat.inductor import graph_caches_are_off as graph_caches_are_off
 from ipex_inductor.compat.inductor import graph_caches_off as graph_caches_off
 from ipex_inductor.compat.inductor import lower_inner as lower_inner
