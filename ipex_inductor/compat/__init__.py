@@ -95,6 +95,7 @@ from ipex_inductor.compat.settings import register_log as register_log
 from ipex_inductor.compat.settings import uuids_of as uuids_of
 from ipex_inductor.compat.settings import why_no_graph_cache as why_no_graph_cache
 from ipex_inductor.compat.symbols import hints as hints
+from ipex_inductor.compat.symbols import is_channels_last as is_channels_last
 from ipex_inductor.compat.symbols import range_of as range_of
 from ipex_inductor.compat.symbols import sizes as sizes
 from ipex_inductor.compat.templates import (
