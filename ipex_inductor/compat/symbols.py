@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
 # The channels-last format by the number of dimensions.
