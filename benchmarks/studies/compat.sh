@@ -10,11 +10,12 @@ python=${PYTHON312:-python3.12}
 root=${COMPAT_DIR:-$HOME/.cache/ipex-compat}
 smoke=(tests/passes/fusion/test_epilogue_rules.py tests/test_backend.py)
 failed=()
-# What is pinned, but for what comes with each torch. Without, pip tried versions for eight minutes
-# and was not through.
+# What is pinned, but for what comes with each torch: torch 2.11 needs setuptools below 82, and each
+# version of SYCL's runtime its own tbb. Without pins, pip tried versions for eight minutes and was
+# not through.
 pinned=$(mktemp)
 trap 'rm -f "$pinned"' EXIT
-grep -vE '^(torch|triton|intel-|umf|tcmlib)' constraints.txt > "$pinned"
+grep -vE '^(torch|triton|setuptools|intel-|umf|tcmlib|tbb)' constraints.txt > "$pinned"
 
 check() {  # torch version, SYCL's as torch's XPU wheel of that version pins it, then what to test
   local version=$1 sycl=$2 env=$root/torch-$1-sycl-$2
@@ -24,7 +25,7 @@ check() {  # torch version, SYCL's as torch's XPU wheel of that version pins it,
     "$python" -m venv "$env" &&
       "$env/bin/python" -m pip install -q "torch==$version" setuptools &&
       "$env/bin/python" -m pip install -q --constraint "$pinned" --editable '.[test]' \
-        "intel-sycl-rt==$sycl.*" "intel-opencl-rt==$sycl.*" && touch "$env/installed"
+        "torch==$version" "intel-sycl-rt==$sycl.*" "intel-opencl-rt==$sycl.*" && touch "$env/installed"
   fi || { failed+=("$version (install)"); return; }
   "$env/bin/python" -m pytest "$@" -n "${WORKERS:-2}" -q -m "not slow" || failed+=("$version")
 }

@@ -61,6 +61,7 @@ from ipex_inductor.compat.inductor import compiles_in_this_process as compiles_i
 from ipex_inductor.compat.inductor import (
     computes_shared_parts_again as computes_shared_parts_again,
 )
+from ipex_inductor.compat.inductor import decomposition_table as decomposition_table
 from ipex_inductor.compat.inductor import graph_caches_are_off as graph_caches_are_off
 from ipex_inductor.compat.inductor import graph_caches_off as graph_caches_off
 from ipex_inductor.compat.inductor import lower_inner as lower_inner
@@ -94,6 +95,7 @@ from ipex_inductor.compat.settings import register_log as register_log
 from ipex_inductor.compat.settings import uuids_of as uuids_of
 from ipex_inductor.compat.settings import why_no_graph_cache as why_no_graph_cache
 from ipex_inductor.compat.symbols import hints as hints
+from ipex_inductor.compat.symbols import is_channels_last as is_channels_last
 from ipex_inductor.compat.symbols import range_of as range_of
 from ipex_inductor.compat.symbols import sizes as sizes
 from ipex_inductor.compat.templates import (

@@ -37,7 +37,7 @@ def prefers_cudnn_attention(major: int) -> bool:
 
 
 def adds_to_one_pixel() -> bool:
-    """Return whether oneDNN's convolution with an addend works for outputs one pixel wide.
+    """Return whether oneDNN's convolution adds to results of one pixel or one channel.
 
     In 2.11 it fails with "could not create a memory".
     """

@@ -40,6 +40,22 @@ def plain_decompositions(kwargs: dict[str, Any]) -> dict[str, Any]:
     return kwargs
 
 
+def decomposition_table() -> dict[Any, Any]:
+    """Return Inductor's decompositions under its current options.
+
+    With `fallback_random` eager's kernels draw all random numbers. Torch 2.11 decomposes RReLU all
+    the same, and Inductor then draws other numbers; it is left out of the table here.
+    """
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    table: dict[Any, Any] = select_decomp_table()
+    if not config.fallback_random:
+        return table
+    rrelu = torch.ops.aten.rrelu_with_noise_functional.default
+    return {op: fn for op, fn in table.items() if op is not rrelu}
+
+
 def computes_shared_parts_again() -> bool:
     """Return whether a GPU concatenation stays one kernel if other ops read its operands.
 

@@ -2,7 +2,11 @@
 
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
+
+# The channels-last format by the number of dimensions.
+_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def sizes(value: Any) -> Any:
@@ -32,3 +36,29 @@ def range_of(size: Any) -> tuple[int, int | None] | None:
     node: Any = size.node
     bounds = node.shape_env.bound_sympy(node.expr)
     return int(bounds.lower), int(bounds.upper) if bounds.upper.is_Integer else None
+
+
+def is_channels_last(value: torch.Tensor) -> bool:
+    """Return whether a tensor is contiguous in the channels-last format of its dimensions.
+
+    Torch 2.11 denies it of fake tensors with symbolic sizes, once an op has reordered their
+    dimensions. There the strides are compared as expressions, which adds no guard.
+    """
+    last = _LAST.get(value.dim())
+    if last is None:
+        return False
+    if value.is_contiguous(memory_format=last):
+        return True
+    if all(isinstance(number, int) for number in (*value.shape, *value.stride())):
+        return False
+    wanted: Any = 1
+    for dim in (1, *range(value.dim() - 1, 1, -1), 0):
+        size, step = _expression(value.shape[dim]), _expression(value.stride(dim))
+        if size != 1 and sympy.expand(step - wanted) != 0:
+            return False
+        wanted *= size
+    return True
+
+
+def _expression(number: Any) -> Any:
+    return number.node.expr if isinstance(number, torch.SymInt) else sympy.Integer(number)

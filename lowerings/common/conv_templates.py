@@ -15,6 +15,7 @@ from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 
+from ipex_inductor import compat
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import DTYPES, is_channels_last
 from ipex_inductor.lowerings.common.registering import register_by_name
@@ -183,7 +184,7 @@ def ints(sizes: Any) -> list[int]:
 
 def is_last(x: Tensor) -> bool:
     """Return whether an activation is channels-last."""
-    return x.is_contiguous(memory_format=torch.channels_last)
+    return compat.is_channels_last(x)
 
 
 def stem_matrix(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipex_inductor import compat
 from ipex_inductor.aot_cache.digest import digest_fields
 from ipex_inductor.aot_cache.log_once import say
 from ipex_inductor.autotune.record import Choice, Problem
@@ -155,7 +156,7 @@ def _conv(block: str, packed: Tensor, *args: Any) -> Tensor:
     operands = call.x, packed, call.weight.shape[0], call.bias, call.other
     padding = [*call.padding] * 2 if len(call.padding) == 1 else call.padding  # "valid" is one zero
     window = [*call.weight.shape[2:]], call.stride, padding, call.dilation, call.groups
-    last = call.x.is_contiguous(memory_format=torch.channels_last)
+    last = compat.is_channels_last(call.x)
     result: Tensor = torch.ops.ipex.sycl_conv(*operands, *window, *call.epilogue(), last, block)
     return result
 

@@ -10,6 +10,7 @@ from torch._inductor import ir
 from torch._inductor.virtualized import V
 from torch._prims_common import suggest_memory_format
 
+from ipex_inductor import compat
 from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import DTYPES, Call, always, is_channels_last
 from ipex_inductor.lowerings.common.conv_templates import FEW_CHANNELS, NO_TF32, ints
@@ -94,7 +95,7 @@ def _weight_gradient(
         dilation: dilation, always (1, 1).
         groups: number of groups, always 1.
     """
-    last, kernel_size = x.is_contiguous(memory_format=torch.channels_last), [*weight.shape[2:]]
+    last, kernel_size = compat.is_channels_last(x), [*weight.shape[2:]]
     patch_runs = runs(x.shape[1:], kernel_size, stride, padding, last)
     terms, pixels = conv_small_channel_weight.terms_of(patch_runs), grad.numel() // len(weight)
     multiprocessors, shared_memory = facts(selector_hook.arch_of(x.device))

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.ops.common import epilogue
 from ipex_inductor.ops.common.defining import Arguments, fake, op
@@ -603,5 +604,5 @@ def quantize(value: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def _like(x: Tensor, result: Tensor) -> Tensor:
     """Return `result` in the memory format of `x`."""
     last = CHANNELS_LAST[x.dim()]
-    is_last = x.is_contiguous(memory_format=last) and not x.is_contiguous()
+    is_last = compat.is_channels_last(x) and not x.is_contiguous()
     return result.contiguous(memory_format=last if is_last else torch.contiguous_format)

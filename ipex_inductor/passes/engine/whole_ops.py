@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import detect_fake_mode
-from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
@@ -54,12 +53,12 @@ def overloads(names: frozenset[str]) -> frozenset[Any]:
 def reduced_table(names: frozenset[str]) -> Table:
     """Return Inductor's current decomposition table without the ops called `names`."""
     whole = overloads(names)
-    return {op: fn for op, fn in select_decomp_table().items() if op not in whole}
+    return {op: fn for op, fn in compat.decomposition_table().items() if op not in whole}
 
 
 def decompose(graph: torch.fx.Graph, names: frozenset[str]) -> None:
     """Replace the ops called `names` by Inductor's decompositions of them, in place."""
-    table = select_decomp_table()
+    table = compat.decomposition_table()
     whole = overloads(names)
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in list(graph.nodes):
@@ -94,7 +93,7 @@ def inline(
     key = _key(fn, node, inputs)
     traced = None if traced_before is None or key is None else traced_before.get(key)
     if traced is None:
-        decompositions = select_decomp_table() if table is None else table
+        decompositions = compat.decomposition_table() if table is None else table
         traced = _trace(fn, node, inputs, decompositions, restrides)
         if traced_before is not None and key is not None:
             traced_before[key] = traced

@@ -124,8 +124,7 @@ def _val(node: Node) -> Any:
 
 
 def _is_last(node: Node) -> bool:
-    is_last: bool = _val(node).is_contiguous(memory_format=LAST)
-    return is_last
+    return compat.is_channels_last(_val(node))
 
 
 class _Conversion:

@@ -109,8 +109,10 @@ def _why_not_conv(values: Mapping[str, Any]) -> str | None:
         return None
     if values["groups"] != 1:
         return "oneDNN adds in a second call behind a grouped convolution"
-    one_pixel = all(size == 1 for size in values["result"].shape[2:])
-    return None if compat.adds_to_one_pixel() or not one_pixel else "oneDNN cannot add to one pixel"
+    _, channels, *image = values["result"].shape
+    one = channels == 1 or all(size == 1 for size in image)
+    works = compat.adds_to_one_pixel() or not one
+    return None if works else "oneDNN cannot add to one pixel or one channel"
 
 
 def say_attention(graph: torch.fx.Graph, report: GraphReport) -> None:

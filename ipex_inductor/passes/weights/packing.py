@@ -183,14 +183,15 @@ def _fuses(node: Node, binary: Any, unary: Any) -> bool:
         return "none" in (binary, unary)
     conv_args = ConvArgs.of(node)
     several = conv_args.transposed or conv_args.groups != 1
-    if several or not (compat.adds_to_one_pixel() or _has_pixels(node)):
+    if several or not (compat.adds_to_one_pixel() or _has_many(node)):
         return bool(binary == "none")
     return binary == "none" or unary in ("none", "relu")
 
 
-def _has_pixels(node: Node) -> bool:
-    """Return whether the result is known to be larger than one pixel."""
-    return any(isinstance(size, int) and size > 1 for size in node.meta["val"].shape[2:])
+def _has_many(node: Node) -> bool:
+    """Return whether the result is known to have several channels and several pixels."""
+    _, channels, *image = node.meta["val"].shape
+    return channels != 1 and any(isinstance(size, int) and size > 1 for size in image)
 
 
 def _split_epilogue(node: Node) -> Callable[..., Tensor] | None:

@@ -282,9 +282,10 @@ def test_bias_addend_and_activation_are_in_the_kernel(lowered):
     weight = torch.randn(64, 3, 7, 7, dtype=torch.bfloat16)
     matrix = to_matrix(weight, runs(x.shape[1:], *around, True), True)
     other = torch.randn(2, 64, 16, 16, dtype=torch.bfloat16).to(memory_format=LAST)
+    tile = [*vars(WIDE).values()]  # Dynamo of torch 2.11 does not trace `vars`
 
     def fn(x, matrix, bias, other):
-        rows = torch.ops.ipex.conv_stem(x, matrix, *around, True, [*vars(WIDE).values()])
+        rows = torch.ops.ipex.conv_stem(x, matrix, *around, True, tile)
         product = image_of(rows, len(x), *sides(x.shape[2:], *around))
         return torch.relu(product + bias.view(-1, 1, 1) + other)
 
@@ -326,10 +327,11 @@ def test_grouped_has_its_epilogue_too(lowered):
     x = torch.randn(2, 16, 8, 8, dtype=torch.bfloat16).to(memory_format=LAST)
     tile = conv_grouped.Tile(128, 16, 16, 4)
     blocks = tile.blocks((16, 4, 3, 3), 4).of_weight(torch.randn(16, 4, 3, 3).bfloat16())
+    numbers = [*vars(tile).values()]  # Dynamo of torch 2.11 does not trace `vars`
 
     def fn(x, blocks, bias):
         around = [3, 3], [1, 1], [1, 1], [1, 1]
-        rows = torch.ops.ipex.conv_grouped(x, blocks, *around, 4, 16, [*vars(tile).values()])
+        rows = torch.ops.ipex.conv_grouped(x, blocks, *around, 4, 16, numbers)
         return torch.relu(rows + bias)
 
     code = lowered(fn, x, blocks, torch.randn(16).bfloat16())
