@@ -16,6 +16,7 @@ from ipex_inductor.passes.engine.whole_ops import inline
 from ipex_inductor.reporting.decisions import GraphReport
 
 aten = torch.ops.aten
+LEFT_TO_TORCH = "should_fallback"  # in the meta of a node: Inductor calls torch's kernel
 
 
 @dataclass(frozen=True)
@@ -27,14 +28,15 @@ class Correction:
         reason: What Inductor does.
         ops: The ops that it compiles wrongly.
         concerns: Returns whether the fault shows at a node.
-        right: Computes what the op does, called with the op and its arguments.
+        right: Computes what the op does, called with the op and its arguments; None if torch's own
+            kernel is called.
     """
 
     name: str
     reason: str
     ops: tuple[Callable[..., Any], ...]
     concerns: Callable[[torch.fx.Node], bool]
-    right: Callable[..., Any]
+    right: Callable[..., Any] | None
 
 
 def correct(graph: torch.fx.Graph, report: GraphReport) -> None:
@@ -44,7 +46,10 @@ def correct(graph: torch.fx.Graph, report: GraphReport) -> None:
             for node in graph.find_nodes(op="call_function", target=op):
                 if fault.concerns(node):
                     report.add("fired", fault.name, fault.reason, user_line(node))
-                    inline(graph, node, partial(fault.right, op))
+                    if fault.right is None:
+                        node.meta[LEFT_TO_TORCH] = True
+                    else:
+                        inline(graph, node, partial(fault.right, op))
 
 
 def _hangs_over_the_border(node: torch.fx.Node) -> bool:
@@ -118,25 +123,6 @@ def _compute_mean_separately(
     """
     variance, _ = op(x, dim, correction=correction, keepdim=keepdim)
     return variance, x.mean(dim or [*range(x.ndim)], keepdim)
-
-
-def _samples_in_order(
-    op: Callable[..., tuple[Tensor, Tensor]],
-    x: Tensor,
-    kernel: list[int],
-    size: list[int],
-    samples: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Return the pooled values and their indices, with the samples in eager's order of axes.
-
-    Args:
-        op: The pool op.
-        x: The input.
-        kernel: The window along each dimension.
-        size: The sizes of the result.
-        samples: The random samples, whose last dimension is flipped.
-    """
-    return op(x, kernel, size, samples.flip(-1))
 
 
 def _is_scaled(node: torch.fx.Node) -> bool:
@@ -213,10 +199,11 @@ CORRECTIONS = (
         right=_compute_mean_separately,
     ),
     Correction(
-        name="fractional_max_pool3d",
-        reason="Inductor takes the random samples of depth and width for one another",
-        ops=(aten.fractional_max_pool3d.default,),
-        concerns=lambda node: compat.reads_samples_backwards(),
-        right=_samples_in_order,
+        name="fractional_max_pool",
+        reason="Inductor computes the windows in float64, torch in the dtype of the samples; and "
+        "in some versions it takes the samples of depth and width for one another",
+        ops=(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default),
+        concerns=lambda node: compat.is_lowered(node.target),  # type: ignore[arg-type]
+        right=None,
     ),
 )
