@@ -27,7 +27,11 @@ def round_up_to_power(x: Tensor) -> Tensor:
 
     Infinity and NaN become NaN.
     """
-    bits = (x.view(torch.int32) + 0x7FFFFF) & 0x7F800000  # a division may be inexact on GPUs
+    # TorchScript has no views of bits, and its division is exact.
+    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+        mantissa = torch.frexp(x).mantissa
+        return torch.where(mantissa == 0.5, x, x / mantissa)
+    bits = (x.view(torch.int32) + 0x7FFFFF) & 0x7F800000  # generated code may divide inexactly
     return torch.where(x.isfinite(), bits.view(torch.float32), torch.nan)
 
 
