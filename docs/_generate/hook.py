@@ -1,4 +1,4 @@
-"""MkDocs hook: add the generated pages to the site and to its navigation."""
+"""MkDocs hook: add the generated pages to the site and its navigation, and tables of the README."""
 
 import sys
 from pathlib import Path
@@ -28,3 +28,15 @@ def on_files(files: Any, config: Any) -> Any:
     for path, text in pages.pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+# Guides and reference pages come first in the search: they answer questions of users, and are short.
+SEARCH_BOOST = {"internals/": 0.5, "results/": 0.3, "journal/": 0.1}
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """Fill in the tables of the README, and rank the page in the search."""
+    for folder, boost in SEARCH_BOOST.items():
+        if page.file.src_uri.startswith(folder):
+            page.meta.setdefault("search", {"boost": boost})
+    return pages.insert_readme_tables(markdown)

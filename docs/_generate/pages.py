@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import re
 import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from ipex_inductor.config import own_options
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+README_TABLE = re.compile(r"<!-- README: (?P<heading>[^>]+) -->")
 ROWS_SHOWN = 40  # most rows of one run on a page; the file has the rest
 RUNS_SHOWN = 12  # most runs on a page, the latest
 
@@ -72,7 +74,8 @@ ipex-inductor config          # values in force and where they come from
 ipex-inductor config --json
 ```
 
-Names of rules for the option `rules` are on the page [Rules](rules.md).
+Names of rules for the option `rules` are on the page [Rules](rules.md). What no option switches off, such as the caches or the backend,
+is in the table [Switch parts off](../guides/troubleshooting.md#switch-parts-off).
 
 ## Modes
 
@@ -246,6 +249,7 @@ def environment() -> str:
     return f"""# Environment variables
 
 This page is generated from `aot_cache/env_fingerprint.toml` and `ipex_inductor/config.py`.
+[Switch parts off](../guides/troubleshooting.md#switch-parts-off) lists the switches of rules, caches, CUDA graph capture and the backend.
 
 ## Of this package
 
@@ -280,6 +284,25 @@ OWN: Mapping[str, str] = {
     "IPEX_HOME": "folder of all files of this package",
     "IPEX_RECORD": "folder in which the inputs of compiled models are recorded, for `prebuild --from-log`",
 }
+
+
+def insert_readme_tables(text: str) -> str:
+    """Return the page's text with each comment `<!-- README: HEADING -->` replaced by that table.
+
+    Raises:
+        LookupError: the README has no such section, or the section has no table.
+    """
+    return README_TABLE.sub(lambda match: readme_table(match["heading"]), text)
+
+
+def readme_table(heading: str) -> str:
+    """Return the first table of the README's section `heading`."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    found = re.search(r"(?:^\|.*\n)+", section, re.M)
+    if found is None:
+        raise LookupError(f"README.md has no table below the heading {heading!r}")
+    return found[0].rstrip("\n")
 
 
 def described(path: Path) -> str:

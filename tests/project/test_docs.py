@@ -1,6 +1,7 @@
 """The documentation site: its code runs, its commands exist, its links and navigation are whole."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -243,6 +244,22 @@ def test_the_tables_of_migrating_are_those_of_the_package():
 
 
 @pytest.mark.unit
+def test_verified_systems_are_those_of_the_readme():
+    generated()
+    pages = sys.modules["pages"]
+
+    shown = pages.insert_readme_tables((DOCS / "install.md").read_text())
+    assert "<!-- README" not in shown
+    assert "| | verified | only compiled |" in shown
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| Python \|.*$", readme, re.M)
+    assert len(rows) == 1
+    assert rows[0] in shown
+    with pytest.raises(LookupError, match="no such heading"):
+        pages.insert_readme_tables("<!-- README: no such heading -->")
+
+
+@pytest.mark.unit
 def test_every_own_variable_is_described():
     text = generated()["reference/environment.md"]
     assert "`IPEX_HOME`" in text
@@ -284,6 +301,14 @@ def test_the_strict_build_names_no_other_host(site):
     elsewhere = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://")
     outside = [str(page) for page in site.rglob("*.html") if elsewhere.search(page.read_text())]
     assert not outside, outside[:5]
+
+
+def test_search_ranks_guides_before_the_journal(site):
+    docs = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    boosts = {doc["location"].partition("#")[0]: doc.get("boost", 1) for doc in docs}
+    assert boosts["guides/troubleshooting.html"] == 1
+    ranks = ("journal/cpu.html", "results/inference-cpu.html", "internals/capture.html")
+    assert [boosts[page] for page in ranks] == [0.1, 0.3, 0.5]
 
 
 def test_search_works_from_disk(site, tmp_path):
