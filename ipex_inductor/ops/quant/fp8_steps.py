@@ -28,7 +28,7 @@ def round_up_to_power(x: Tensor) -> Tensor:
     Infinity and NaN become NaN.
     """
     # TorchScript has no views of bits, and its division is exact.
-    if torch.jit.is_tracing():  # type: ignore[no-untyped-call]
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         mantissa = torch.frexp(x).mantissa
         return torch.where(mantissa == 0.5, x, x / mantissa)
     bits = (x.view(torch.int32) + 0x7FFFFF) & 0x7F800000  # generated code may divide inexactly
