@@ -57,8 +57,14 @@ logs.trace_log = logging.Logger("torch.__trace")
 guards.profile_guard_manager = lambda *_: 0.0
 
 
+# torch.testing._internal.common_utils, which some tests import, forbids to set flags of
+# torch.backends. sys.modules has a stand-in for that module: the flag is a global of its functions.
+BACKENDS = torch.backends.flags_frozen.__globals__
+
+
 @pytest.fixture(autouse=True)
 def _clean():
+    BACKENDS["__allow_nonbracketed_mutation_flag"] = True
     torch.compiler.reset()
     decisions.clear()
     counters.clear()

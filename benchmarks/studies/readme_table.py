@@ -3,7 +3,7 @@
     python -m benchmarks readme_table [--check]
 
 Each figure is a ratio of times, Inductor's best mode or IPEX 2.8 over backend `ipex`, both of one
-run. A GPU's figure comes from the last run at batch 64, preferring runs with max-autotune, and
+run. A GPU's figure comes from the last run at batch 64 that has Inductor's max-autotune, and
 compares medians in the default mode. A CPU's figure comes from the last run with two threads at
 batch 1 and compares minima, as other load on the machine only adds time. `--check` writes nothing
 and ends with status 1 if a file differs from what the rows give.
@@ -49,6 +49,7 @@ MODELS = (
     ("ResNet-50", None, "resnet50", "fp32"),
     ("BERT-base", None, "bert", "fp32"),
 )
+PEERS = {"ours", "max-autotune"}  # a run without them says nothing about Inductor's best mode
 GPU, BATCH, THREADS = "NVIDIA-H200", 64, 2
 GPU_COMMAND = "python -m benchmarks vision --batch 64 --peers eager inductor ours max-autotune"
 CPU_COMMAND = "python -m benchmarks cpu --peers inductor,ipex28-trace --threads 2"
@@ -62,21 +63,16 @@ CPUS = (
 
 @dataclass(frozen=True)
 class Ratio:
-    """The speed of backend `ipex` for one model on one device, relative to its peers.
-
-    `complete` says that Inductor's best mode is known: the run has max-autotune.
-    """
+    """The speed of backend `ipex` for one model on one device, relative to its peers."""
 
     inductor: float
     ipex28: float | None
-    complete: bool
     date: str
     torch: str
 
     def __str__(self) -> str:
         """Return the cell of the table."""
-        mark = "" if self.complete else "*"
-        return f"{self.inductor:.2f}{mark}" + (f" ({self.ipex28:.2f})" if self.ipex28 else "")
+        return f"{self.inductor:.2f}" + (f" ({self.ipex28:.2f})" if self.ipex28 else "")
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def read_gpu_ratios() -> dict[tuple[str, str], Ratio]:
     """Return the ratio of each model that was measured on the GPU at batch 64."""
     ratios = {}
     for (model, batch), runs in group_by_model(benchmark=False).items():
-        here = [r for r in runs if GPU in common_facts(r)["device"] and "ours" in r]
+        here = [r for r in runs if GPU in common_facts(r)["device"] and r.keys() >= PEERS]
         if batch != BATCH or not here:
             continue
         run = select_run(here)
@@ -103,7 +99,6 @@ def read_gpu_ratios() -> dict[tuple[str, str], Ratio]:
         ratios[model, "bf16"] = Ratio(
             inductor=times[0] / times[1],
             ipex28=None,
-            complete="max-autotune" in run,
             date=facts["date"],
             torch=shorten_version(facts["torch"]),
         )
@@ -126,7 +121,6 @@ def read_cpu_ratios(present: str, absent: str | None) -> tuple[str, dict[tuple[s
             ratios[model, dtype] = Ratio(
                 inductor=run["inductor"]["min_ms"] / ours["min_ms"],
                 ipex28=peer["min_ms"] / ours["min_ms"] if peer else None,
-                complete=True,
                 date=ours["date"],
                 torch=shorten_version(ours["torch"]),
             )
@@ -178,7 +172,6 @@ def make_table(columns: list[Column]) -> str:
     """Return the table in Markdown, with its plot and how each column was measured."""
     measured = [*columns[0].ratios.values()]
     mean = geometric_mean(ratio.inductor for ratio in measured)
-    incomplete = sum(not ratio.complete for ratio in measured)
     lines = [
         "<picture>",
         '  <source media="(prefers-color-scheme: dark)" srcset="docs/assets/results-dark.svg">',
@@ -191,14 +184,14 @@ def make_table(columns: list[Column]) -> str:
     ]
     for row in MODELS:
         cells = [str(find_ratio(column, row) or "") for column in columns]
-        lines.append(f"| {row[0]} | {row[3]} | " + " | ".join(cells) + " |")
+        if any(cells):
+            lines.append(f"| {row[0]} | {row[3]} | " + " | ".join(cells) + " |")
     lines += [
         "",
         "Speed relative to Inductor's best mode, in brackets relative to IPEX 2.8: above one, "
         "backend `ipex` is faster.",
-        "An asterisk: that run has Inductor's default mode with freezing, and no max-autotune.",
-        f"On the H200 the geometric mean over all {len(measured)} models measured at batch "
-        f"{BATCH} is {mean:.2f}; {incomplete} of these runs have no max-autotune.",
+        f"On the H200 the geometric mean over all {len(measured)} models that were measured beside "
+        f"max-autotune at batch {BATCH} is {mean:.2f}.",
         "",
         *map(describe_column, columns),
     ]

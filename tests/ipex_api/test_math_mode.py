@@ -20,11 +20,7 @@ PARTS = {
 
 
 @pytest.fixture(autouse=True)
-def _restored(monkeypatch):
-    # torch.testing._internal.common_utils, which other tests import, forbids to set the flags.
-    # sys.modules has a stand-in for torch.backends: the flag lies in the functions' own globals.
-    flags = torch.backends.flags_frozen.__globals__
-    monkeypatch.setitem(flags, "__allow_nonbracketed_mutation_flag", True)
+def _restored():
     before = [(part, part.fp32_precision) for part in itertools.chain(*PARTS.values())]
     yield
     torch.set_float32_matmul_precision("highest")

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
-from support import browser, sycl_device
+from support import browser
+from support.doc_setups import code_to_run
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -97,18 +97,6 @@ def test_python_blocks_compile(page):
         compile(text, page, "exec")
 
 
-# Reasons of blocks that do run where this holds.
-RUN_IF = {
-    "needs a GPU": torch.cuda.is_available,
-    "needs the extra sycl-cpu": lambda: not sycl_device.why_not(),
-}
-
-
-def is_run(reason: str) -> bool:
-    """Say if a block runs on this machine, given the reason why not everywhere."""
-    return not reason or RUN_IF.get(reason, bool)()
-
-
 # Each page compiles models for some ten seconds; the first that a visitor reads runs every time.
 EVERY_TIME = ("index.md",)
 
@@ -122,16 +110,18 @@ EVERY_TIME = ("index.md",)
 )
 def test_python_blocks_run(page, tmp_path):
     """The blocks of a page, one after the other in one program, but for those that say why not."""
-    runs = [text for text, why in blocks((DOCS / page).read_text(), "python") if is_run(why)]
+    found = [code_to_run(*block) for block in blocks((DOCS / page).read_text(), "python")]
+    runs = [code for code in found if code is not None]
     if not runs:
         pytest.skip(f"no block of {page} can run here")
     program = tmp_path / "page.py"
     program.write_text("\n".join(runs))
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    env = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}
     done = subprocess.run(
         [sys.executable, str(program)],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**env, "PYTHONPATH": path, "IPEX_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
         timeout=500,

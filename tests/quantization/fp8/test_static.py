@@ -396,6 +396,7 @@ print(json.dumps([same, [e.subject for e in events if e.kind == "cache"]]))
 """
 
 
+@pytest.mark.slow  # 20 seconds
 def test_a_second_process_finds_the_graph_and_casts_its_own_weights(tmp_path):
     environment = {**os.environ, "IPEX_HOME": str(tmp_path)}
     for name in ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"):

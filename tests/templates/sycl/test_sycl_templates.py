@@ -312,13 +312,18 @@ def test_pairs_of_matrix_engines_by_lanes(device, arch, dtype):
             check_linear(device, by_lanes(made), tile, dtype, PAIR)
 
 
+# What the compiler crashes with where it takes a CPU for one without AMX, and the device does not.
+NO_TILES = "Cannot select: intrinsic %llvm.x86.tilezero"
+
+
 def test_a_matrix_engine_itself(device):
     """In a process of its own: the CPU's compiler crashes on some shapes of AMX."""
     if not device.facts["matrix"]:
         pytest.skip("this CPU has no matrix engine that SYCL's device knows")
     program = (
-        "import test_sycl_templates as t, torch\n"
+        "import sys, test_sycl_templates as t, torch\n"
         "from ipex_inductor.templates.sycl.device import device_of\n"
+        "sys.excepthook = lambda kind, e, trace: print(e, vars(e).get('log'), file=sys.stderr)\n"
         "device = device_of(torch.device('cpu'))\n"
         "for dtype in t.AMX.dtypes:\n"
         "  for tile in t.tiles(t.CPU, dtype):\n"
@@ -331,6 +336,8 @@ def test_a_matrix_engine_itself(device):
     path = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    if NO_TILES in done.stderr:
+        pytest.skip("the compiler of Intel's CPU device has no AMX instructions for this CPU")
     assert done.returncode == 0, done.stderr[-2000:]
 
 
