@@ -13,15 +13,20 @@ import argparse
 import copy
 import json
 import statistics
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from common.command import command_line
 from ipex_inductor.quantization.fp8 import DelayedScaling, fp8_autocast, prepare_fp8
 
 ROWS, HIDDEN, INNER, HEADS, GROUPS, LAYERS = 8192, 4096, 14336, 32, 8, 8
@@ -206,6 +211,7 @@ def main() -> None:
                     "error": round(float((result.float() - base).norm() / base.norm()), 4),
                     **about,
                     "date": datetime.now(UTC).date().isoformat(),
+                    "command": command_line({"--json", given.json}),
                 }
                 print(json.dumps(row), flush=True)
                 if given.json:

@@ -8,9 +8,9 @@ from torch._inductor.lowering import fallback_handler, lowerings
 from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.ops.common.defining import Arguments
+from ipex_inductor.ops.quant import fp8
 
 aten, ipex, prims = torch.ops.aten, torch.ops.ipex, torch.ops.prims
-OLDEST = 89  # the first architecture with FP8 tensor cores, for which Triton converts E4M3
 
 
 def _lower_weight_linear(call: Arguments) -> Any:
@@ -41,11 +41,8 @@ def why_not(packaged: bool, device: torch.device, calls: bool = True) -> str | N
         return None
     if device.type != "cuda" or torch.version.hip:
         return f"no FP8 GEMM for {'ROCm' if torch.version.hip else device.type} yet: {rest}"
-    arch = selector_hook.arch_of(device)
-    level = arch.split(":")[0].removeprefix("sm_")
-    if not level.rstrip("a").isdigit() or int(level.rstrip("a")) < OLDEST:
-        return f"FP8 GEMMs are for sm_{OLDEST} and later, not {arch}: {rest}"
-    return None
+    reason = fp8.why_no_tensor_cores(selector_hook.arch_of(device))
+    return f"{reason}: {rest}" if reason else None
 
 
 def register() -> None:

@@ -246,6 +246,15 @@ def why_not_multiplied(a: torch.dtype, b: torch.dtype) -> tuple[str, str, str] |
     return None
 
 
+def why_no_tensor_cores(arch: str) -> str | None:
+    """Return why NVIDIA GPUs of an architecture multiply no FP8 values; None if they do."""
+    level = arch.split(":")[0].removeprefix("sm_").rstrip("a")
+    oldest = "".join(map(str, CAPABILITY))
+    if level.isdigit() and int(level) >= int(oldest):
+        return None
+    return f"FP8 GEMMs are for sm_{oldest} and later, not {arch}"
+
+
 def why_not_lowered(a: Tensor, b: Tensor, *scales_inv: Tensor) -> str | None:
     """Return why compiled code calls `fp8_gemm` and not torch._scaled_mm; None if it need not.
 
@@ -257,13 +266,10 @@ def why_not_lowered(a: Tensor, b: Tensor, *scales_inv: Tensor) -> str | None:
     target = nvidia(a.device)
     if target is None:
         return "GEMMs of FP8 values on CPUs are computed in fp32"
-    arch = target.arch
-    level = arch.split(":")[0].removeprefix("sm_").rstrip("a")
-    oldest = "".join(map(str, CAPABILITY))
-    if not level.isdigit() or int(level) < int(oldest):
-        return f"FP8 tensor cores are of sm_{oldest} and later, this GPU is {arch}"
-    if reason := why_not_multiplied(a.dtype, b.dtype):
-        return "; ".join(reason)
+    if reason := why_no_tensor_cores(target.arch):
+        return reason
+    if words := why_not_multiplied(a.dtype, b.dtype):
+        return "; ".join(words)
     if any(isinstance(size, int) and size == 0 for size in (*a.shape, *b.shape)):
         return "it is empty"
     sizes = a.shape[1], b.shape[0]
