@@ -126,15 +126,105 @@ constexpr decltype(&multiply<1, 1, T>) MULTIPLY[] = {
     multiply<4, PARTS<4, MOST>, T>, multiply<5, PARTS<5, MOST>, T>, multiply<6, PARTS<6, MOST>, T>,
 };
 
+#if AMX_TILES
+constexpr int64_t DEPTH = 32;   // of K in a row of a tile
+constexpr int64_t TILED = 2;    // rows from which tiles are faster than vectors
+constexpr int64_t TOGETHER_BYTES = 512 << 10;  // of the second cache, for blocks that are read often
+
+// Whether tiles compute it: they read whole rows of K, and weights in one panel.
+SHORT bool fits_tiles(const Product<c10::BFloat16>& p) {
+  return HAS_TILES && p.rows >= TILED && p.depth % DEPTH == 0 && p.panel == COLUMNS;
+}
+template <typename T>
+SHORT bool fits_tiles(const Product<T>&) {
+  return false;
+}
+
+// `above` and `below` rows from `row` on, at most 16 each, and 32 columns of a block.
+__attribute__((target("amx-tile,amx-bf16"))) void multiply_tiles(
+    const c10::BFloat16* x, int64_t depth, const c10::BFloat16* block, int64_t above, bool tall,
+    float* sums) {
+  constexpr int64_t LINE = COLUMNS * 2 * sizeof(c10::BFloat16), SUMS = 32 * sizeof(float);
+  const int64_t row = depth * sizeof(c10::BFloat16);
+  const c10::BFloat16* below = x + above * depth;
+  _tile_zero(0);
+  _tile_zero(1);
+  if (tall) {
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < depth; k += DEPTH) {
+      const c10::BFloat16* weights = block + k * COLUMNS;
+      _tile_loadd(4, x + k, row);
+      _tile_loadd(6, weights, LINE);
+      _tile_loadd(5, below + k, row);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, weights + 32, LINE);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(2, sums + above * 32, SUMS);
+    _tile_stored(3, sums + above * 32 + 16, SUMS);
+  } else {
+    for (int64_t k = 0; k < depth; k += DEPTH) {
+      const c10::BFloat16* weights = block + k * COLUMNS;
+      _tile_loadd(4, x + k, row);
+      _tile_loadd(6, weights, LINE);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_loadd(7, weights + 32, LINE);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+  }
+  _tile_stored(0, sums, SUMS);
+  _tile_stored(1, sums + 16, SUMS);
+}
+
+// `rows` rows from `row` on of a block of columns, on tiles.
+void multiply_by_tiles(const Product<c10::BFloat16>& p, Finish<c10::BFloat16> finish, int64_t row,
+                       int64_t rows, int64_t column) {
+  constexpr int64_t MOST = 32, WIDTH = 32;
+  alignas(64) float sums[MOST * WIDTH];
+  const int64_t parts = (rows + MOST - 1) / MOST;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = row + part * rows / parts, count = row + (part + 1) * rows / parts - from;
+    const int64_t above = std::min<int64_t>(count, 16);
+    configure_tiles(above, std::max<int64_t>(count - above, 1));
+    for (int64_t some = 0; some < COLUMNS && column + some < p.columns; some += WIDTH) {
+      const c10::BFloat16* block = p.blocks + column * p.depth + some * 2;
+      ask_for(p, WIDTH, from, count, column + some);
+      multiply_tiles(p.x + from * p.depth, p.depth, block, above, count > above, sums);
+      finish(p, sums, WIDTH, from, count, column + some);
+    }
+  }
+  release_tiles();
+}
+#endif
+
 template <typename T>
 void multiply(const Product<T>& p) {
   const Finish<T> finish = FINISH<T>[p.unary];
   const int64_t tall = (p.rows + ROWS - 1) / ROWS, wide = (p.columns + COLUMNS - 1) / COLUMNS;
   const bool across = p.columns > p.rows;  // what is larger is read once
+  const int64_t outer = across ? wide : tall, inner = across ? tall : wide;
+  int64_t together = 1;  // blocks of what is larger that a sweep over the other one works on
+#if AMX_TILES
+  const bool by_tiles = fits_tiles(p);
+  if (by_tiles) together = std::clamp<int64_t>(TOGETHER_BYTES / (COLUMNS * p.depth * sizeof(T)), 1, outer);
+#endif
 #pragma omp parallel for schedule(static)
   for (int64_t tile = 0; tile < tall * wide; ++tile) {
-    const int64_t m = across ? tile % tall : tile / wide, n = across ? tile / tall : tile % wide;
+    const int64_t first = tile / (inner * together) * together, rest = tile - first * inner;
+    const int64_t some_blocks = std::min(together, outer - first);
+    const int64_t i = first + rest % some_blocks, j = rest / some_blocks;
+    const int64_t m = across ? j : i, n = across ? i : j;
     const int64_t row = m * p.rows / tall, end = (m + 1) * p.rows / tall, column = n * COLUMNS;
+#if AMX_TILES
+    if constexpr (PAIR<T> == 2)
+      if (by_tiles) {
+        multiply_by_tiles(p, finish, row, end - row, column);
+        continue;
+      }
+#endif
     const int64_t parts = (end - row + AT_ONCE<T> - 1) / AT_ONCE<T>, some = p.columns - column;
     const auto* multiply = some <= WIDE ? MULTIPLY<1, T> : some <= 2 * WIDE ? MULTIPLY<2, T>
                                                                           : MULTIPLY<8, T>;

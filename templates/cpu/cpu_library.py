@@ -46,6 +46,11 @@ def is_paired() -> bool:
     return architecture() in PAIRED
 
 
+def has_tiles() -> bool:
+    """Return whether the target CPU has AMX."""
+    return architecture() == "x86-64:amx"
+
+
 def source(beside_torch: bool = False, parts: tuple[str, ...] = PARTS, more: str = "") -> str:
     """Return the C++ for the target CPU.
 
@@ -54,7 +59,11 @@ def source(beside_torch: bool = False, parts: tuple[str, ...] = PARTS, more: str
         parts: names of the files.
         more: text behind them.
     """
-    settings = {"BF16_PRODUCTS": is_paired(), "BESIDE_TORCH": beside_torch}
+    settings = {
+        "BF16_PRODUCTS": is_paired(),
+        "AMX_TILES": has_tiles(),
+        "BESIDE_TORCH": beside_torch,
+    }
     defined = (f"#define {name} {value:d}" for name, value in settings.items())
     texts = (Path(__file__).with_name(name).read_text() for name in parts)
     return "\n".join(["#ifndef BF16_PRODUCTS", *defined, *texts, more, END])
@@ -73,7 +82,7 @@ def declarations(inside: bool) -> str:
 
 
 def _variants() -> list[dict[str, int]]:
-    return [{"bf16 products": is_paired()}]
+    return [{"bf16 products": is_paired(), "tiles": has_tiles()}]
 
 
 # Attention uses oneDNN's micro-kernel if this torch has it, else our own.

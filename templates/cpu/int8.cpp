@@ -380,28 +380,7 @@ constexpr std::array<MultiplyBlock, sizeof...(N)> by_height(std::index_sequence<
 constexpr auto MULTIPLY = by_height(std::make_index_sequence<TALL>{});  // by the number of rows less 1
 
 #if INT8_AMX
-// Linux lets a process use tiles once it asked for them.
-const bool HAS_TILES = [] {
-  constexpr long ARCH_PRCTL = 158, REQUEST = 0x1023, TILE_DATA = 18;
-  return syscall(ARCH_PRCTL, REQUEST, TILE_DATA) == 0;
-}();
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Tiles 0 to 3 hold sums of 32 rows and 32 columns, 4 and 5 rows of A, 6 and 7 panels of the weight.
-__attribute__((target("amx-tile"))) void configure_tiles() {
-  TileConfig config;
-  for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = 16;
-  asm volatile("" : : "r"(&config) : "memory");  // GCC believes that the next line reads 8 bytes
-  _tile_loadconfig(&config);
-}
-
-__attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
-
 // `sums`, in lines of 32, of 32 rows of A and one or two panels.
 __attribute__((target("amx-tile,amx-int8"))) void multiply_tiles(
     const uint8_t* a, int64_t line, const int8_t* weight, int64_t of_panel, bool both,
@@ -621,7 +600,7 @@ void multiply(const Call& c) {
 #pragma omp parallel if (tasks > 1)
   {
 #if INT8_AMX
-    if (by_tiles) configure_tiles();
+    if (by_tiles) configure_tiles(16, 16);
 #endif
     int64_t at_hand = -1;  // the block and group whose rows are gathered
 #pragma omp for schedule(static)
@@ -729,7 +708,7 @@ void multiply_matrices(const MatrixProduct& m) {
     totals.resize(m.rows + m.columns);
     factors.resize(2 * m.columns);
 #if INT8_AMX
-    if (by_tiles) configure_tiles();
+    if (by_tiles) configure_tiles(16, 16);
 #endif
 #pragma omp for schedule(static)
     for (int64_t n = 0; n < m.batch; ++n) {

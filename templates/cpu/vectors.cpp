@@ -3,8 +3,8 @@
 //
 // No header of torch is read, as those took three of five seconds to compile: its micro-kernel is
 // declared here as its library has it. `cpu_library.py` writes above: BF16_PRODUCTS, whether the
-// CPU multiplies pairs of bf16, and BESIDE_TORCH, whether code of Inductor's with torch's headers
-// is around this. All headers are read here: GCC 13 to 15 do not inline what they read behind the
+// CPU multiplies pairs of bf16, AMX_TILES, whether it has AMX, and BESIDE_TORCH, whether code of
+// Inductor's with torch's headers is around this. All headers are read here: GCC 13 to 15 do not inline what they read behind the
 // pragma below into the destructors that they make at the end, and refuse `std::vector`.
 #include <algorithm>
 #include <array>
@@ -55,6 +55,33 @@ void brgemm_release(bool paired);
 
 namespace ipex {
 namespace {
+
+#if AMX_TILES
+// Linux lets a process use tiles once it asked for them.
+const bool HAS_TILES = [] {
+  constexpr long ARCH_PRCTL = 158, REQUEST = 0x1023, TILE_DATA = 18;
+  return syscall(ARCH_PRCTL, REQUEST, TILE_DATA) == 0;
+}();
+
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Sets sizes of tiles: 0, 1 and 4 have `above` rows, 2, 3 and 5 have `below`, 6 and 7 have 16; all
+// rows have 64 bytes. Sums are in tiles 0 to 3, A in 4 and 5, weights in 6 and 7.
+__attribute__((target("amx-tile"))) void configure_tiles(int64_t above, int64_t below) {
+  TileConfig config;
+  for (int i = 0; i < 8; ++i) config.bytes[i] = 64, config.rows[i] = 16;
+  for (int i : {0, 1, 4}) config.rows[i] = static_cast<uint8_t>(above);
+  for (int i : {2, 3, 5}) config.rows[i] = static_cast<uint8_t>(below);
+  asm volatile("" : : "r"(&config) : "memory");  // GCC believes that the next line reads 8 bytes
+  _tile_loadconfig(&config);
+}
+
+__attribute__((target("amx-tile"))) void release_tiles() { _tile_release(); }
+#endif
 
 #if defined(__AVX512F__)
 constexpr int64_t WIDE = 16;

@@ -34,12 +34,17 @@ class Bounds(NamedTuple):
         products: The most multiplications, counting zeros that pad the last vectors. Where there is
             a bound, oneDNN is many times faster beyond it, so a size that may change is not
             accepted.
+        few: The most rows for which it is faster for any number of multiplications.
+        tiled: The most rows where AMX tiles fit (K a multiple of `TILE_DEPTH`), for any number of
+            multiplications. Beyond it the kernel is about as fast as oneDNN's.
     """
 
     depth: int
     rows: int
     deep: int = 0
     products: float = math.inf
+    few: int = 0
+    tiled: int = 0
 
 
 # Bounds where our kernel is faster, by CPU and dtype: of linear layers, and of convolutions. In
@@ -48,7 +53,10 @@ class Bounds(NamedTuple):
 # cost less than oneDNN's 20 microseconds of descriptors.
 FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     ("x86-64:amx", torch.float32): (Bounds(1, 8192), Bounds(1, 0)),
-    ("x86-64:amx", torch.bfloat16): (Bounds(1, 8192, products=1 << 19), Bounds(1, 0)),
+    ("x86-64:amx", torch.bfloat16): (
+        Bounds(1, 8192, products=1 << 19, few=4, tiled=128),
+        Bounds(1, 0),
+    ),
     ("x86-64:avx512_bf16", torch.bfloat16): (Bounds(16, 8192), Bounds(64, 4096, 25)),
     ("x86-64:avx512_bf16", torch.float32): (Bounds(1, 8192), Bounds(64, 4096, 25)),
     ("x86-64:avx512_bf16", torch.float16): (Bounds(16, 8192), Bounds(64, 0)),
@@ -56,6 +64,7 @@ FASTER: Mapping[tuple[str, torch.dtype], tuple[Bounds, Bounds]] = {
     # Convolutions in bf16 are computed in fp32 here (`upcast`).
     ("x86-64:avx2", torch.bfloat16): (Bounds(128, 4096), Bounds(128, 0)),
 }
+TILE_DEPTH = 32  # of K in a row of a tile
 # The most multiplications with zeros that pad the last vectors; they take 20 microseconds.
 WASTE = 1 << 20
 VECTOR = 16  # columns, on AVX-512
@@ -127,15 +136,17 @@ def _is_faster(x: torch.Tensor, weight: torch.Tensor, image: bool) -> bool:
     if both is None or None in sizes or depth % pair_size(weight.dtype):
         return False
     bounds = both[image]
+    is_tiled = bounds.tiled > 0 and depth % TILE_DEPTH == 0
     changes = any(isinstance(size, torch.SymInt) for size in x.shape)
-    if changes and (image or bounds.products < math.inf):
+    if changes and (image or (bounds.products < math.inf and not is_tiled)):
         return False
     rows = math.prod(sizes) // depth
+    few = bounds.tiled if is_tiled else bounds.few
     filled = _count_columns(columns)
     most = max(bounds.rows, bounds.deep * depth)
     return (
         depth >= bounds.depth
         and rows <= most
-        and rows * depth * filled <= bounds.products
+        and (rows <= few or rows * depth * filled <= bounds.products)
         and rows * depth * (filled - columns) <= WASTE
     )

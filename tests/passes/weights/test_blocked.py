@@ -100,7 +100,10 @@ def test_where_there_is_a_compiler_there_is_our_library() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8), (7, 6, 33)],
+    [
+        *((1, 256, 65), (3, 2, 17), (13, 70, 130), (64, 128, 64), (65, 66, 63), (0, 8, 8)),
+        *((7, 6, 33), (2, 32, 17), (17, 64, 65), (33, 96, 130)),  # of K, the last fit tiles of AMX
+    ],
 )
 def test_every_word_is_computed(
     dtype: torch.dtype, sizes: tuple[int, int, int], panel: int
@@ -122,6 +125,17 @@ def test_every_word_is_computed(
         plain = op(x, arranged, bias if biased else None, addend, columns, binary, unary, False)
         for result in (out, plain) if sizes[0] else ():
             assert relative(result, truth) < LIMIT[dtype], (binary, unary, biased)
+
+
+@needs_library
+@pytest.mark.parametrize("sizes", [(700, 1024, 900), (900, 1024, 700)])
+def test_large_products_are_computed_in_groups_of_blocks(sizes: tuple[int, int, int]) -> None:
+    """Four blocks a group where there is AMX, the last group of fewer, rows or columns outside."""
+    x, weight, bias, _ = case(torch.bfloat16, *sizes)
+    out = torch.full((sizes[0], sizes[2]), torch.nan, dtype=torch.bfloat16)
+    blocked.call(x, torch.ops.ipex.blocks(weight, 64), bias, sizes[2], True, 0, 0, out=out)
+    truth = F.linear(x.double(), weight.double(), bias.double())
+    assert relative(out, truth) < LIMIT[torch.bfloat16]
 
 
 # What overflows, underflows, changes the formula or has no value.
@@ -410,7 +424,10 @@ def test_more_rows_than_were_measured_are_left_to_onednn() -> None:
         (torch.float32, (4096, 64, 1), False),  # as many, of rows that outweigh oneDNN's call
         (torch.float32, (1024, 64, 48), True),  # all four vectors
         (torch.bfloat16, (64, 64, 64), True),
-        (torch.bfloat16, (256, 128, 64), False),  # products that AMX has sooner
+        (torch.bfloat16, (256, 128, 64), False),  # products that oneDNN has sooner
+        (torch.bfloat16, (4, 770, 2304), True),  # few rows: time is that of reading the weight
+        (torch.bfloat16, (5, 770, 2304), False),
+        (torch.bfloat16, (128, 768, 1024), True),  # whole tiles
     ],
 )
 def test_on_amx_what_outweighs_onednns_call_is_ours(
@@ -432,14 +449,14 @@ def test_rows_may_change_where_no_number_of_them_is_slow(dtype: torch.dtype) -> 
     """Called from C++ with a size that is a symbol, of a batch of rows too."""
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 33)).to(dtype).eval()
     run = compiled(model)
-    for rows in (5, 64, 3):
+    for rows in (5, 64, 3):  # 4 times as many: at first few enough for bf16's tiles
         x = torch.randn(rows, 4, 32).to(dtype)
         torch._dynamo.mark_dynamic(x, 0)
         result = run(x)
         assert relative(result, copy_of(model)(x.double())) < 2 * LIMIT[dtype]
         assert result.is_contiguous()
         assert len(decisions.reports()) == 1
-    assert chosen() == (2 if dtype == torch.float32 else 0)
+    assert chosen() == 2
 
 
 class Gathered(nn.Module):
