@@ -74,13 +74,13 @@ def _prepare_quantized(c: PassContext) -> None:
 
 
 def _quantize_products(c: PassContext) -> None:
-    if products.quantize_products(c.graph, c.report, c.settings.why_not_int8):
+    if products.quantize_products(c.graph, c.report, c.settings.why_not_quantized["int8"]):
         c.prefers_channels_last = True  # the kernels read and write it
     values.decompose_rows(c.graph, "dequantize_per_token")
 
 
 def _place_fp8_linears(c: PassContext) -> None:
-    fp8_linears.place_linears(c.graph, c.report, c.settings.why_not_fp8)
+    fp8_linears.place_linears(c.graph, c.report, c.settings.why_not_quantized["fp8"])
 
 
 def _share_fp8_inputs(c: PassContext) -> None:

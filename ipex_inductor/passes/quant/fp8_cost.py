@@ -1,8 +1,9 @@
 """Leave linear layers of a training graph in floating point where FP8 would take longer.
 
 Both times are estimated from the GPU's rates: GEMMs of a layer and of its gradients, the bytes that
-quantizations and transposes move, and launches. FP8 also takes time of the host, once a step. A
-layer that is left records nothing, so its scales stay as they are.
+quantizations and transposes move, and launches. FP8 also takes time of the host, once a step. Sizes
+that vary count as they are when the graph is compiled. A layer that is left records nothing, so its
+scales stay as they are.
 """
 
 import math
@@ -15,7 +16,7 @@ import torch
 from torch.fx import Graph, Node
 
 from ipex_inductor import compat
-from ipex_inductor.ops.quant.fp8 import why_not_lowered
+from ipex_inductor.ops.quant.fp8 import why_not_multiplied
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import EAGER_STRIDES, compute_value
 from ipex_inductor.passes.quant.fp8_records import BASES, COLUMNS, MAXIMA, is_record
@@ -56,6 +57,12 @@ class Operand:
     source: Node
     node: Node
     turned: bool
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return its FP8 dtype."""
+        dtype: torch.dtype = self.node.meta["val"].dtype
+        return dtype
 
 
 @dataclass
@@ -110,10 +117,8 @@ def estimate(layer: Layer) -> Cost | None:
     sizes = [_sizes(gemm, a) for gemm, a, _ in layer.gemms]
     if rates is None or any(None in each for each in sizes):
         return None
-    for gemm, *_ in layer.gemms:
-        operands: Any = gemm.args[:4]
-        if why_not_lowered(*(node.meta["val"] for node in operands)):
-            return None
+    if any(why_not_multiplied(a.dtype, b.dtype) for _, a, b in layer.gemms):  # calls raise an error
+        return None
     work = sum(2.0 * math.prod(each) for each in sizes)
     moved = launches = 0
     for node in {*layer.sources, *(o.node for _, a, b in layer.gemms for o in (a, b))}:

@@ -26,7 +26,6 @@ SETTINGS = Settings(0, False, 1, 4, "")
 def h200(monkeypatch, tmp_path):
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
     monkeypatch.setattr(fp8_cost, "nvidia", lambda _: find_target("h200"))
-    monkeypatch.setattr(fp8_cost, "why_not_lowered", lambda *_: None)
 
 
 def layer_of(m, k, n, weight_dtype=torch.bfloat16):
@@ -81,6 +80,12 @@ def test_small_gemms_do_not_pay(m, k, n, pays):
 def test_a_gpu_without_known_rates_keeps_fp8(monkeypatch):
     monkeypatch.setattr(fp8_cost, "nvidia", lambda _: None)
     assert fp8_cost.estimate(layer_of(64, 64, 64)) is None
+
+
+def test_an_error_for_two_operands_in_e5m2_is_not_hidden():
+    layer = layer_of(64, 64, 64)
+    layer.gemms.append((layer.gemms[0][0], layer.gemms[1][1], layer.gemms[1][1]))
+    assert fp8_cost.estimate(layer) is None
 
 
 def mlp(dtype):
