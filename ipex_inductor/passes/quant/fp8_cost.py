@@ -34,14 +34,11 @@ EFFICIENCY = {"fp8": 0.69, "other": 0.72, "memory": 0.8}
 # Seconds. Both are estimates, to be replaced by measurements on a GPU: of a launch by generated
 # code, and of what else the host does in a step with FP8. It was 3 ms with an op for each layer.
 LAUNCH, STEP = 6e-6, 1e-3
-LAUNCHES = {QUANTIZE: 2, TRANSPOSED: 1, aten.permute.default: 1}
-PASSES = {QUANTIZE: 1, TRANSPOSED: 1, aten.permute.default: 2}  # writes of one byte an element
-UNREAD = {QUANTIZE, TRANSPOSED, READ, operator.getitem, aten.select.int, aten.unbind.int} | {
-    aten.permute.default,
-    aten.t.default,
-    aten.slice.Tensor,
-}
 MOVES = (aten.permute.default, aten.t.default)
+LAUNCHES = {QUANTIZE: 2, TRANSPOSED: 1, **dict.fromkeys(MOVES, 1)}
+UNREAD = {QUANTIZE, TRANSPOSED, READ, *MOVES} | {
+    *(operator.getitem, aten.select.int, aten.unbind.int, aten.slice.Tensor),
+}
 
 
 @dataclass
@@ -124,8 +121,8 @@ def estimate(layer: Layer) -> Cost | None:
     for node in {*layer.sources, *(o.node for _, a, b in layer.gemms for o in (a, b))}:
         if node.target in LAUNCHES:
             source: Any = node.args[0]
-            read = 0 if node.target is aten.permute.default else source.meta["val"].dtype.itemsize
-            moved += math.prod(compat.hints(source.meta["val"])) * (read + PASSES[node.target])
+            size = math.prod(compat.hints(source.meta["val"]))
+            moved += size * (source.meta["val"].dtype.itemsize + 1)  # written in one byte
             launches += LAUNCHES[node.target]
     fp8_rate, other_rate, bandwidth = rates
     fp8 = work / fp8_rate + moved / bandwidth + launches * LAUNCH
