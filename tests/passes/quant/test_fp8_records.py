@@ -31,11 +31,13 @@ class Attention(nn.Module):
 
 
 class Twice(nn.Module):
-    """A layer that reads what another one reads, and a second tensor."""
+    """A layer that reads what another one reads, and a second tensor, which is larger."""
 
     def __init__(self):
         super().__init__()
         self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        with torch.no_grad():
+            self.first.weight.mul_(16)
 
     def forward(self, x):
         x = x * 2
