@@ -1,11 +1,13 @@
 """Compare linear layers and Llama-like layers in FP8 on a GPU with bf16, both by backend `ipex`.
 
-    python -m benchmarks fp8_gpu [--cases linear layer prefill] [--peers] [--kernels] [--json FILE]
+    python -m benchmarks fp8_gpu [--cases linear layer prefill] [--peers] [--kernels] [--calls N]
+        [--json FILE]
 
 `linear` is one layer forward and backward on 8192 rows: 4096 to 14336 and back, and 4096 to 4096.
 `layer` is a training step of a decoder layer of Llama-3-8B's sizes without its optimizer, on 4 x
 2048 tokens. `prefill` is inference of 8 such layers. Milliseconds are the median of 15 calls
-between events, quantization and updates of scales included. Memory is the peak above the model and
+between events, quantization and updates of scales included; `host_ms` is what the host takes to
+launch a call. Memory is the peak above the model and
 its inputs. `--peers` adds plain Inductor in bf16. The error is relative to the result in bf16.
 """
 
@@ -14,10 +16,11 @@ import copy
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -114,21 +117,32 @@ def make_case(name: str) -> list[tuple[str, nn.Module, Tensor, bool]]:
     return [(f"{name} of {layers}", model, make(4, 2048, HIDDEN, **kinds), name != "prefill")]
 
 
-def measure(call: Callable[[], object]) -> tuple[float, float]:
-    """Return milliseconds of a call, and megabytes of its peak above what was held before."""
+class Measured(NamedTuple):
+    """Milliseconds of a call and of its host, and megabytes of its peak."""
+
+    milliseconds: float
+    host: float
+    megabytes: float
+
+
+def measure(call: Callable[[], object], calls: int) -> Measured:
+    """Return what a call takes, and its peak above what was held before, of a number of calls."""
     for _ in range(4):
         call()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    held, times = torch.cuda.memory_allocated(), []
-    for _ in range(CALLS):
+    held, times, host_times = torch.cuda.memory_allocated(), [], []
+    for _ in range(calls):
         begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+        started = time.perf_counter()
         begin.record()
         call()
         end.record()
+        host_times.append(1e3 * (time.perf_counter() - started))
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return statistics.median(times), (torch.cuda.max_memory_allocated() - held) / 2**20
+    peak = (torch.cuda.max_memory_allocated() - held) / 2**20
+    return Measured(statistics.median(times), statistics.median(host_times), peak)
 
 
 def print_kernels(call: Callable[[], object]) -> None:
@@ -142,9 +156,9 @@ def print_kernels(call: Callable[[], object]) -> None:
 
 
 def run_form(
-    form: str, model: nn.Module, x: Tensor, trains: bool, kernels: bool
-) -> tuple[Tensor, float, float]:
-    """Return the result of a form, its milliseconds and megabytes.
+    form: str, model: nn.Module, x: Tensor, trains: bool, kernels: bool, calls: int
+) -> tuple[Tensor, Measured]:
+    """Return the result of a form, and what it takes.
 
     Args:
         form: "fp8", "bf16", or "inductor" for bf16 by plain Inductor.
@@ -152,6 +166,7 @@ def run_form(
         x: its input.
         trains: compute gradients too.
         kernels: print the kernels that take longest.
+        calls: number of calls that are measured.
     """
     torch.compiler.reset()
     model = copy.deepcopy(model).train(trains)
@@ -174,11 +189,11 @@ def run_form(
                 model.zero_grad()
                 x.grad = None
 
-    milliseconds, megabytes = measure(step)
+    measured = measure(step, calls)
     if kernels:
         print_kernels(step)
     with torch.no_grad():
-        return forward(), milliseconds, megabytes
+        return forward(), measured
 
 
 def main() -> None:
@@ -188,6 +203,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases))
     parser.add_argument("--peers", action="store_true", help="plain Inductor in bf16 too")
     parser.add_argument("--kernels", action="store_true", help="print the kernels of FP8")
+    parser.add_argument("--calls", type=int, default=CALLS, metavar="N", help="calls of each form")
     parser.add_argument("--json", metavar="FILE")
     given = parser.parse_args()
     forms = ("bf16", *["inductor"] * given.peers, "fp8")
@@ -198,16 +214,17 @@ def main() -> None:
             base, first = None, None
             for form in forms:
                 kernels = given.kernels and form == "fp8"
-                result, milliseconds, megabytes = run_form(form, model, x, trains, kernels)
+                result, measured = run_form(form, model, x, trains, kernels, given.calls)
                 base = result.float() if base is None else base
-                first = first or milliseconds
+                first = first or measured.milliseconds
                 row = {
                     "case": name,
                     "form": form,
                     "trains": trains,
-                    "ms": round(milliseconds, 3),
-                    "speed": round(first / milliseconds, 3),
-                    "peak_mb": round(megabytes),
+                    "ms": round(measured.milliseconds, 3),
+                    "host_ms": round(measured.host, 3),
+                    "speed": round(first / measured.milliseconds, 3),
+                    "peak_mb": round(measured.megabytes),
                     "error": round(float((result.float() - base).norm() / base.norm()), 4),
                     **about,
                     "date": datetime.now(UTC).date().isoformat(),

@@ -15,8 +15,7 @@ from ipex_inductor.reporting import decisions
 
 if TYPE_CHECKING:
     from ipex_inductor.autotune.select import Selection
-    from ipex_inductor.passes.correctness.output_strides import OutputStrides
-    from ipex_inductor.passes.joint import JointPass
+    from ipex_inductor.passes.pass_context import PassSettings, WhyNot
 
 # Inductor lists its templates only with this option. The option also changes layouts and sums of
 # GEMMs, so it is set only if a template was selected; the user's own setting has priority.
@@ -73,6 +72,7 @@ def compile_request(
     _register(request)
     request = _replace_fused_sgd(request, graph_report)
     from ipex_inductor.passes.correctness.output_strides import OutputStrides
+    from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.weights.output_code import PrologueCode
 
     packaged = join is not None
@@ -81,8 +81,14 @@ def compile_request(
     strides = OutputStrides(
         graph_report, compat.as_pass_list(_setting(patches, "joint_custom_post_pass"))
     )
-    joint = _joint_pass(
-        request, selected, graph_report, folder, patches, packaged, prologue, strides
+    level = folder.level if folder else None
+    why_not = _why_not_quantized(packaged, level)
+    joint = JointPass(
+        request.identity(selected, level),
+        _pass_settings(request, selected, patches, prologue, why_not, wrapped=packaged),
+        graph_report,
+        compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
+        strides,
     )
     patches |= {"joint_custom_pre_pass": joint, "joint_custom_post_pass": strides}
     captures = request.may_capture and not packaged
@@ -174,55 +180,56 @@ def _has_prologue(request: Request, graph_report: decisions.GraphReport) -> bool
     return request.config.weight_prologue and not (request.training or request.is_sharded)
 
 
-def _joint_pass(
+def _pass_settings(
     request: Request,
     selected: "Mapping[bytes, Selection]",
-    graph_report: decisions.GraphReport,
-    folder: graph_cache.Folder | None,
     patches: Mapping[str, Any],
-    packaged: bool,
     prologue: bool,
-    strides: "OutputStrides",
-) -> "JointPass":
-    """Return the passes over the joint graph; they run after the user's own pass.
+    why_not_quantized: "Mapping[str, WhyNot]",
+    wrapped: bool,
+) -> "PassSettings":
+    """Return the settings of the passes over the joint graph.
 
     Args:
         request: graph and options.
         selected: selected kernels, by encoded problem.
-        graph_report: receives applied and rejected rewrites.
-        folder: folder of Inductor's files, with the x86-64 level that the graph is compiled for.
         patches: Inductor's options of this graph.
-        packaged: True if an AOTInductor package is made.
         prologue: True if weight preprocessing is split off.
-        strides: the pass that restores output strides.
+        why_not_quantized: why quantized kernels of a device are not available, by their kind.
+        wrapped: True if Inductor's C++ wrapper is made later.
     """
-    from ipex_inductor.lowerings.quant import fp8_weights, int8
     from ipex_inductor.lowerings.select.library import Chooser
-    from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.pass_context import PassSettings
     from ipex_inductor.passes.weights import upcast
     from ipex_inductor.passes.weights.sycl import DTYPES
 
     config = request.config
     low_precision = DTYPES if config.sycl == "cpu" else upcast.dtypes(config.rules_off)
-    # A package gets its C++ wrapper later, which cannot call a library's fused convolutions either.
-    wrapped = packaged or _setting(patches, "cpp_wrapper")
-    no_calls = "cpp_wrapper: Inductor's own is used" if wrapped else ""
-    settings = PassSettings(
+    # A library's fused convolutions cannot be called from C++.
+    in_cpp = wrapped or _setting(patches, "cpp_wrapper")
+    no_calls = "cpp_wrapper: Inductor's own is used" if in_cpp else ""
+    return PassSettings(
         config.rules_off,
         request.training,
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
         low_precision if prologue else frozenset(),
-        functools.partial(int8.why_not, packaged or bool(folder and folder.level)),
-        functools.partial(fp8_weights.why_not, packaged),
+        why_not_quantized,
     )
-    return JointPass(
-        request.identity(selected, folder.level if folder else None),
-        settings,
-        graph_report,
-        compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
-        strides,
-    )
+
+
+def _why_not_quantized(packaged: bool, level: Any) -> "dict[str, WhyNot]":
+    """Return what says why quantized kernels of a device are not available, by their kind.
+
+    Args:
+        packaged: True if an AOTInductor package is made.
+        level: x86-64 level that the graph is compiled for, None for this CPU.
+    """
+    from ipex_inductor.lowerings.quant import fp8_weights, int8
+
+    return {
+        "int8": functools.partial(int8.why_not, packaged or bool(level)),
+        "fp8": functools.partial(fp8_weights.why_not, packaged),
+    }
 
 
 def _decompositions(request: Request, patches: Mapping[str, Any]) -> Any:

@@ -37,6 +37,7 @@ from ipex_inductor.ops.pointwise import (
 )
 from ipex_inductor.ops.quant import (
     fp8,
+    fp8_states,
     fp8_steps,
     int8,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "depthwise",
     "foreach",
     "fp8",
+    "fp8_states",
     "fp8_steps",
     "fprop",
     "glu",

@@ -25,7 +25,15 @@ from ipex_inductor.passes.fusion import (
 from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
 from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
-from ipex_inductor.passes.quant import fp8, fp8_linears, products, values
+from ipex_inductor.passes.quant import (
+    fp8,
+    fp8_cost,
+    fp8_linears,
+    fp8_records,
+    fp8_sharing,
+    products,
+    values,
+)
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
 from ipex_inductor.reporting.decisions import GraphReport
@@ -66,13 +74,17 @@ def _prepare_quantized(c: PassContext) -> None:
 
 
 def _quantize_products(c: PassContext) -> None:
-    if products.quantize_products(c.graph, c.report, c.settings.why_not_int8):
+    if products.quantize_products(c.graph, c.report, c.settings.why_not_quantized["int8"]):
         c.prefers_channels_last = True  # the kernels read and write it
     values.decompose_rows(c.graph, "dequantize_per_token")
 
 
 def _place_fp8_linears(c: PassContext) -> None:
-    fp8_linears.place_linears(c.graph, c.report, c.settings.why_not_fp8)
+    fp8_linears.place_linears(c.graph, c.report, c.settings.why_not_quantized["fp8"])
+
+
+def _share_fp8_inputs(c: PassContext) -> None:
+    fp8_sharing.share_inputs(c.graph, c.report)
 
 
 def _join_linears(c: PassContext) -> None:
@@ -164,6 +176,11 @@ PASSES = (
     # Passes above match whole ops; those below match what Inductor's decompositions leave.
     Pass("decompositions", BOTH, lambda c: decompose(c.graph, c.whole)),
     Pass("fp8", INFERENCE, lambda c: fp8.expand(c.graph, c.report), fp8.NAME),
+    # A layer is known by its own quantizations, before it shares one.
+    Pass("fp8 cost", TRAINING, lambda c: fp8_cost.leave_small(c.graph, c.report), fp8_cost.NAME),
+    Pass("fp8 shared inputs", TRAINING, _share_fp8_inputs, fp8_sharing.NAME),
+    # Which tensors a layer records is read before its records are merged with others.
+    Pass("fp8 records", TRAINING, lambda c: fp8_records.merge(c.graph), fp8.NAME),
     Pass("fp8 report", TRAINING, lambda c: fp8.report_gemms(c.graph, c.report), fp8.NAME),
     Pass("corrections", BOTH, lambda c: corrections.correct(c.graph, c.report)),
     Pass("moments", TRAINING, lambda c: moments.rewrite(c.graph, c.report), moments.NAME),

@@ -2,8 +2,8 @@
 
 import enum
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
@@ -15,6 +15,11 @@ from ipex_inductor.passes.weights.prologue import weight_inputs, with_derived
 from ipex_inductor.reporting.decisions import GraphReport
 
 ANY_RULE = "*"  # in `rules_off`: all rules are off
+WhyNot = Callable[..., str | None]  # of a device
+NOT_CALLED: dict[str, WhyNot] = {
+    "int8": lambda *_, **__: "int8 kernels are not called",
+    "fp8": lambda *_, **__: "FP8 GEMMs are not called",
+}
 
 
 class Graphs(enum.Flag):
@@ -33,9 +38,9 @@ class PassSettings:
         rules_off: Names of rules that are off; "*" for all.
         training: Whether the graph is for training.
         choose: Returns the call that computes an op of ours on a GPU.
-        why_not_int8: Returns why kernels on 8-bit integers of a device are not available, or None.
-        why_not_fp8: Returns why FP8 GEMMs of a device are not available, or None; with
-            `calls=False` why generated code cannot convert FP8.
+        why_not_quantized: By kind of kernels, "int8" or "fp8": returns why those of a device are
+            not available, or None. That of FP8 with `calls=False`: why generated code cannot
+            convert FP8.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.
     """
 
@@ -43,8 +48,7 @@ class PassSettings:
     training: bool = False
     choose: Choose = library.nothing
     dtypes: frozenset[torch.dtype] = frozenset()
-    why_not_int8: Callable[[torch.device], str | None] = lambda _: "int8 kernels are not called"
-    why_not_fp8: Callable[..., str | None] = lambda *_, **__: "FP8 GEMMs are not called"
+    why_not_quantized: Mapping[str, WhyNot] = field(default_factory=NOT_CALLED.copy)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.ops.quant.fp8_steps import LIMITS
 from ipex_inductor.quantization import attention
 from ipex_inductor.quantization.rounding import (
     multiply_by_fp8_weight,
@@ -210,9 +211,7 @@ def _why_not(
         hidden = is_projection and scheme.dtype is not torch.int8
         return "FP8 leaves the projections of MultiheadAttention in floating point" * hidden
     in_fp8 = any(scheme and scheme.dtype is not torch.int8 for scheme in schemes.values())
-    return (
-        "FP8 is for linear layers" if in_fp8 and isinstance(module, RECURRENT) else "switched off"
-    )
+    return LIMITS["recurrent"] if in_fp8 and isinstance(module, RECURRENT) else "switched off"
 
 
 def _wrap(copied: nn.Module, scheme: Scheme | None) -> None:

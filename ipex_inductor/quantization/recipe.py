@@ -11,6 +11,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.ops.quant.fp8_steps import LIMITS
 from ipex_inductor.quantization.capture import LAYER
 from ipex_inductor.quantization.chains import chain_layer, is_residual_operand
 from ipex_inductor.quantization.operators import (
@@ -147,18 +148,15 @@ def _plan_layer(plan: Plan, node: Node, mapping: SchemeMapping) -> str:
 
 def _why_no_fp8(node: Node, weight: tuple[int, int] | None) -> str:
     """Return why a layer has no kernel in FP8, "" if it has one."""
-    if node.target in MATMULS and weight is None:
-        return "FP8 is for linear layers: products of two activations have no FP8 kernel"
-    if node.target in EMBEDDING_BAGS:
-        return "FP8 is for linear layers: embedding bags have no FP8 kernel"
-    if node.target in WEIGHTED and node.target not in LINEARS:
-        return "FP8 is for linear layers: convolutions have no FP8 kernel"
     value: Any = None if weight is None else node.args[weight[0]]
-    if value is not None and value.meta["val"].dim() != 2:
-        return "FP8 is for linear layers: its weight is no matrix"
-    if node.kwargs:
-        return "FP8 is for linear layers: addmm with alpha or beta has no FP8 kernel"
-    return ""
+    limits = {
+        "activations": node.target in MATMULS and weight is None,
+        "embedding bag": node.target in EMBEDDING_BAGS,
+        "convolution": node.target in WEIGHTED and node.target not in LINEARS,
+        "no matrix": value is not None and value.meta["val"].dim() != 2,
+        "factors": bool(node.kwargs),
+    }
+    return next((LIMITS[name] for name, applies in limits.items() if applies), "")
 
 
 def _weight_of(node: Node) -> tuple[int, int] | None:

@@ -5,6 +5,7 @@ argument. `torch._scaled_mm` calls cuBLASLt, or a Triton template where Inductor
 """
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._inductor import ir
@@ -20,6 +21,8 @@ from ipex_inductor.templates.triton import transpose
 
 aten, ipex = torch.ops.aten, torch.ops.ipex
 fall_back: Any = fallback_handler
+# Transposed copies of operands that several GEMMs of a graph read.
+_copies: WeakKeyDictionary[Any, dict[torch.fx.Node, Any]] = WeakKeyDictionary()
 GEMM, QUANTIZE = ipex.fp8_gemm.default, ipex.fp8_quantize.default
 
 
@@ -56,8 +59,8 @@ def _lower_gemm(call: Arguments) -> Any:
     fused = call.bias is not None and call.dtype != torch.float32  # what the library adds
     bias = None if call.bias is None else to_dtype(call.bias, call.dtype)
     result = lowerings[aten._scaled_mm.default](
-        _lay_in_rows(call.a, values[0]),
-        lowerings[aten.permute](_lay_in_rows(call.b, values[1]), [1, 0]),
+        _lay_in_rows(call.a, arguments[0]),
+        lowerings[aten.permute](_lay_in_rows(call.b, arguments[1]), [1, 0]),
         # Templates take no scale without dimensions.
         lowerings[aten.view](call.a_scale_inv, [1, 1]),
         lowerings[aten.view](call.b_scale_inv, [1, 1]),
@@ -69,17 +72,27 @@ def _lower_gemm(call: Arguments) -> Any:
     return result if fused or bias is None else lowerings[aten.add](result, bias)
 
 
-def _lay_in_rows(x: Any, value: torch.Tensor) -> Any:
-    """Return a matrix row by row in memory; a transposed one is copied by a template.
+def _lay_in_rows(x: Any, argument: torch.fx.Node) -> Any:
+    """Return a matrix row by row in memory; a transposed one is copied by a template, once.
 
     Args:
         x: the matrix.
-        value: its value in the graph, with the strides of eager mode.
+        argument: its node, whose value has the strides of eager mode.
     """
+    value = argument.meta["val"]
     rows, columns = value.shape
     sizes = isinstance(rows, int) and isinstance(columns, int)
     if not sizes or 1 in value.shape or value.stride() != (1, rows):
         return ExternKernel.require_contiguous(x)
+    copies = _copies.setdefault(V.graph, {})
+    if argument not in copies:
+        copies[argument] = _transpose(x, value)
+    return copies[argument]
+
+
+def _transpose(x: Any, value: torch.Tensor) -> Any:
+    """Return a copy, row by row in memory, of a matrix that lies column by column."""
+    rows, columns = value.shape
     tile = transpose.TILE
     return node(
         template("ipex_transpose", transpose.SOURCE, _grid),

@@ -24,8 +24,8 @@ weight transposes, attention, rules, int8 products, linears on one input, channe
 batch norm and relu, library calls, shared parts, misread attention, decompositions, fp8,
 corrections"""
 IN_TRAINING = """batch norm report, attention report, training rules, max pools, image calls,
-weight gradient calls, misread attention, decompositions, fp8 report, corrections,
-moments, relu masks"""
+weight gradient calls, misread attention, decompositions, fp8 cost, fp8 shared inputs,
+fp8 records, fp8 report, corrections, moments, relu masks"""
 UNSWITCHED = """weight transposes, library calls, image calls, weight gradient calls,
 misread attention, decompositions, corrections"""
 SWITCHED_ALONE = {
@@ -33,8 +33,11 @@ SWITCHED_ALONE = {
     "batch norm and relu": "batch_norm+relu|conv",
     "channels-last": "channels-last",
     "fp8": "fp8",
+    "fp8 cost": "fp8 cost",
     "fp8 linears": "fp8",
+    "fp8 records": "fp8",
     "fp8 report": "fp8",
+    "fp8 shared inputs": "fp8 shared input",
     "int8 products": "int8",
     "layout choice": "channels-last",
     "linears on one input": "linear|linear",

@@ -1,77 +1,17 @@
-"""FP8 with delayed scaling: quantize with a given scale, multiply, keep maxima and scales.
-
-`fp8_quantize` and `fp8_gemm` are pure. `fp8_record`, `fp8_record_gradient` and `fp8_update` write
-a scaling state: a tensor in fp32 with a column for each quantized tensor and the rows below. They
-count no version of it, as a backward may read a state that a later pass has written.
-"""
-
-import functools
-import threading
-from typing import Any, NamedTuple, Protocol
-from weakref import WeakValueDictionary
+"""FP8 arithmetic: quantize with a given scale or one of each row, and multiply. All is pure."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ipex_inductor import compat
 from ipex_inductor.errors import DeviceError, QuantizationError
-from ipex_inductor.ops.common.defining import mutable_op, op
+from ipex_inductor.ops.common.defining import op
 from ipex_inductor.target.device import nvidia
 
-SCALE, SCALE_INV, COUNT, HISTORY = range(4)  # rows of a state; the history is all that follow
 UNIT = 16  # torch._scaled_mm takes multiples of it as K and N
 ALIGNMENT = 16  # bytes at multiples of which cuBLASLt reads a scale
-SPACE = ALIGNMENT // 4  # elements of a scale and of what keeps the next one apart
 DEVICES = ("cpu", "cuda")
 CAPABILITY = (8, 9)  # the first of NVIDIA's with FP8 tensor cores
-
-
-class Settings(NamedTuple):
-    """Settings of an update, which ops take one by one.
-
-    Args:
-        margin: scales are divided by 2 to this power.
-        most_recent: use the newest row, not the maximum of all.
-        interval: scales are computed in the first of as many updates.
-        length: rows of the history.
-        group: name of the process group over which maxima are reduced, "" for none.
-    """
-
-    margin: int
-    most_recent: bool
-    interval: int
-    length: int
-    group: str
-
-
-class Model(Protocol):
-    """Owner of the states of one model: op arguments name it by a number."""
-
-    def update_gradients(self, dtype: torch.dtype, settings: Settings) -> None:
-        """Update the scales of gradients after a backward."""
-
-
-MODELS: WeakValueDictionary[int, Model] = WeakValueDictionary()
-"""Owners by number."""
-
-
-class _Marks(threading.local):
-    """Work of this thread that ops leave to the end of a pass."""
-
-    def __init__(self) -> None:
-        self.models: set[int] = set()  # those with maxima that were recorded
-
-
-_marks = _Marks()
-_backwards: set[tuple[int, int]] = set()  # numbers of a model and a backward that will update it
-_backwards_lock = threading.Lock()
-
-
-def take_recorded() -> list[Model]:
-    """Return the models for which this thread recorded maxima since the last call."""
-    numbers, _marks.models = sorted(_marks.models), set()
-    return [MODELS[number] for number in numbers if number in MODELS]
 
 
 def largest_finite(dtype: torch.dtype) -> float:
@@ -93,15 +33,6 @@ def compute_amax_of_rows(x: Tensor) -> Tensor:
     """
     rows = x.detach().abs()
     return (rows.amax(-1) if x.dim() else rows).amax().float()
-
-
-def space_scales(state: Tensor) -> Tensor:
-    """Return scales and reciprocals of a state as [2, tensors, 4]: each number four times.
-
-    cuBLASLt reads scales at multiples of 16 bytes.
-    """
-    numbers = state[: SCALE_INV + 1].unsqueeze(-1)
-    return numbers.expand(*numbers.shape[:-1], SPACE).contiguous()
 
 
 def quantize(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
@@ -377,139 +308,3 @@ def _(
     dtype: torch.dtype,
 ) -> Tensor:
     return a.new_empty(a.shape[0], b.shape[0], dtype=dtype)
-
-
-_SETTINGS = "int margin, bool most_recent, int interval, int length, str group"
-
-
-@mutable_op(
-    "fp8_record(Tensor(a!) state, Tensor[] maxima, int column, int model) -> ()", lambda *_: None
-)
-def fp8_record(state: Tensor, maxima: list[Tensor], column: int, model: int) -> None:
-    """Raise elements of the newest row of a history, and mark the model for the end of the pass.
-
-    Args:
-        state: [3 + length, tensors].
-        maxima: one element each, of consecutive columns.
-        column: the first column.
-        model: number of the owner.
-    """
-    row = state.data[HISTORY, column : column + len(maxima)]
-    torch.maximum(row, torch.stack(maxima), out=row)
-    _marks.models.add(model)
-
-
-@op("fp8_read_scales")
-def fp8_read_scales(state: Tensor, column: int) -> Tensor:
-    """Return the scale of a column and its reciprocal by `space_scales`, [2, 4] of its own.
-
-    Inductor would turn a clone of elements in the graph into a view of the state, which changes.
-
-    Args:
-        state: [3 + length, tensors].
-        column: of the tensor.
-    """
-    return space_scales(state[:, column])
-
-
-@fp8_read_scales.register_fake
-def _(state: Tensor, column: int) -> Tensor:
-    return state.new_empty(2, SPACE)
-
-
-@mutable_op(
-    "fp8_record_gradient(Tensor(a!) state, Tensor amax, int column, ScalarType dtype, int model,"
-    f" {_SETTINGS}) -> ()",
-    lambda *_: None,
-)
-def fp8_record_gradient(
-    state: Tensor, amax: Tensor, column: int, dtype: torch.dtype, model: int, *settings: Any
-) -> None:
-    """Record the largest magnitude of a gradient.
-
-    The scales are updated when the running backward ends.
-
-    Args:
-        state: [3 + length, layers].
-        amax: one element.
-        column: of the layer.
-        dtype: torch.float8_e4m3fn or torch.float8_e5m2, of the quantized gradient.
-        model: number of the owner.
-        settings: fields of `Settings`.
-    """
-    cell = state.data[HISTORY, column]  # has no version
-    torch.maximum(cell, amax, out=cell)
-    _update_later(model, dtype, Settings(*settings))
-
-
-def _update_later(model: int, dtype: torch.dtype, settings: Settings) -> None:
-    """Update the scales of a model's gradients once, when the running backward ends."""
-    owner, task = MODELS.get(model), compat.backward_number()
-    if owner is not None and compat.runs_compiled_backward():
-        raise QuantizationError(
-            "a backward of autograd's engine, at whose end scales of gradients are updated",
-            "one of compiled autograd",
-            "Call backward() with torch._dynamo.config.compiled_autograd = False.",
-        )
-    if task is None or owner is None:
-        return
-    with _backwards_lock:
-        if (model, task) in _backwards:
-            return
-        failed = [entry for entry in _backwards if entry[0] not in MODELS]  # of dead models
-        _backwards.difference_update(failed)
-        _backwards.add((model, task))
-    compat.at_end_of_backward(functools.partial(_update, (model, task), owner, dtype, settings))
-
-
-def _update(
-    backward: tuple[int, int], owner: Model, dtype: torch.dtype, settings: Settings
-) -> None:
-    """Update the scales of a model's gradients at the end of a backward."""
-    with _backwards_lock:
-        _backwards.discard(backward)
-    owner.update_gradients(dtype, settings)
-
-
-def _fake_of_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:
-    return state.new_empty(2, state.shape[1], SPACE)
-
-
-@mutable_op(
-    f"fp8_update(Tensor(a!) state, float largest, int model, {_SETTINGS}) -> Tensor",
-    _fake_of_update,
-)
-def fp8_update(state: Tensor, largest: float, model: int, *settings: Any) -> Tensor:
-    """Compute scales from a history, then make room in it for the next pass.
-
-    Returns the scales and their reciprocals by `space_scales`, of their own. Inductor would
-    turn a clone of these rows in the graph into a view of the state.
-
-    Args:
-        state: [3 + length, tensors].
-        largest: the largest finite number of the FP8 dtype.
-        model: number of the owner whose pass ends, -1 for a state of gradients.
-        settings: fields of `Settings`.
-    """
-    _marks.models.discard(model)
-    state = state.data
-    margin, most_recent, interval, _, group = Settings(*settings)
-    history = state[HISTORY:]
-    if group:
-        compat.reduce_largest(history[0], group)
-    amax = history[0] if most_recent else history.amax(0)
-    # A number divided by a tensor would be multiplied by its reciprocal: rounded twice.
-    scale = torch.tensor(largest * 2.0**-margin, dtype=torch.float32) / amax
-    limits = torch.finfo(torch.float32)
-    # Not of an infinite amax, of NaN or zero, nor of one that makes the reciprocal infinite.
-    valid = (scale >= limits.tiny) & (amax > 0)
-    if interval > 1:
-        valid &= state[COUNT] == 0
-        state[COUNT] = (state[COUNT] + 1) % interval
-    scale = scale.clamp(max=limits.max)  # of an amax so small that it overflows
-    scale = torch.where(valid, scale, state[SCALE])
-    torch.stack([scale, scale.reciprocal()], out=state[: SCALE_INV + 1])
-    rolled = history.roll(-1, 0)
-    rolled[0] = 0
-    history.copy_(rolled)
-    return space_scales(state)

@@ -21,6 +21,19 @@ LARGEST = float(torch.finfo(E4M3).max)
 SMALLEST_STEP = 2.0**-80
 BLOCK = 1 << 18  # elements of a weight that are dequantized at once: they stay in the second cache
 
+_ONLY = "FP8 is for linear layers"
+LIMITS = {
+    "activations": f"{_ONLY}: products of two activations have no FP8 kernel",
+    "embedding bag": f"{_ONLY}: embedding bags have no FP8 kernel",
+    "convolution": f"{_ONLY}: convolutions have no FP8 kernel",
+    "no matrix": f"{_ONLY}: its weight is no matrix",
+    "factors": f"{_ONLY}: addmm with alpha or beta has no FP8 kernel",
+    "recurrent": _ONLY,
+    "operands": "it reads dequantized operands: its addend is no bias vector, or a cast rounds the "
+    "operands (fp16 holds not all of them)",
+}
+"""Why a layer has no kernel in FP8: of a recipe, before layers are rounded, and of a graph."""
+
 
 def round_up_to_power(x: Tensor) -> Tensor:
     """Return the least powers of two that are not below normal positive numbers in fp32.

@@ -40,7 +40,7 @@ WHOLE = (
 
 # Meta entries that describe the decomposed node itself, not its origin.
 _OWN_META = ("val", "tensor_meta")
-_NOT_INHERITED = "eager_input_vals"  # by which Inductor would stride the arguments of another op
+EAGER_STRIDES = "eager_input_vals"  # by which Inductor would stride the arguments of another op
 
 
 @functools.cache
@@ -108,7 +108,7 @@ def inline(
             copies[inner] = graph.node_copy(inner, lambda n: copies[n])
             own_meta = {key: inner.meta[key] for key in _OWN_META if key in inner.meta}
             copies[inner].meta = {**node.meta, **own_meta}
-            copies[inner].meta.pop(_NOT_INHERITED, None)
+            copies[inner].meta.pop(EAGER_STRIDES, None)
             if origins:
                 copies[inner].meta["original_aten"] = inner.target
             new_nodes.append(copies[inner])

@@ -32,10 +32,6 @@ POINTWISE: dict[Any, Callable[..., Any]] = {
 # Besides, where Python cannot be called; elsewhere the weight preprocessing calls it once.
 WITHOUT_PYTHON = {ipex.fp8_quantize_channels.default: fp8_steps.quantize_channels}
 OPERANDS = {aten.mm.default: (0, 1), aten.addmm.default: (1, 2), aten.bmm.default: (0, 1)}
-LEFT = (
-    "it reads dequantized operands: its addend is no bias vector, or a cast rounds the operands "
-    "(fp16 holds not all of them)"
-)
 WhyNot = Callable[..., str | None]
 
 
@@ -63,7 +59,7 @@ def place_linears(graph: torch.fx.Graph, report: GraphReport, why_not: WhyNot) -
         weight = _read(linear.weight) if linear and linear.window is None else None
         if linear is None or weight is None or _value(weight.values).dim() != 2:
             if any(_is_rounded(node.args[n]) for n in OPERANDS.get(node.target, ())):
-                report.add("missed", "fp8 linear", LEFT, user_line(node))
+                report.add("missed", "fp8 linear", fp8_steps.LIMITS["operands"], user_line(node))
             continue
         x = _read(linear.x)
         name = "fp8 weights linear" if x is None else "fp8 linear"

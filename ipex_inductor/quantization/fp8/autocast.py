@@ -8,7 +8,7 @@ from torch import distributed
 
 from ipex_inductor import compat
 from ipex_inductor.errors import ArgumentError, DeviceError, QuantizationError
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8, fp8_states
 from ipex_inductor.quantization.fp8.current import CURRENT, Settings
 from ipex_inductor.quantization.fp8.recipe import DelayedScaling
 from ipex_inductor.quantization.fp8.recomputation import watch_region
@@ -61,7 +61,7 @@ class fp8_autocast(ContextDecorator):
             CURRENT.traced = torch.compiler.is_compiling()
             CURRENT.traced_models = []
             if not CURRENT.traced:
-                fp8.take_recorded()  # of a compiled block, which updated its own models
+                fp8_states.take_recorded()  # of a compiled block, which updated its own models
         if self.enabled or self.calibrating:
             self._join_pass()
         CURRENT.outer = (*CURRENT.outer, (CURRENT.enabled, CURRENT.calibrating))
@@ -78,7 +78,7 @@ class fp8_autocast(ContextDecorator):
         models: list[Any] = CURRENT.traced_models
         if not CURRENT.traced:
             compiling = torch.compiler.is_compiling()  # after a graph break inside the block
-            models = list(_take_untraced() if compiling else fp8.take_recorded())
+            models = list(_take_untraced() if compiling else fp8_states.take_recorded())
         ended = CURRENT.settings()
         CURRENT.traced, CURRENT.traced_models = False, []
         CURRENT.restore(OUTSIDE)
@@ -108,9 +108,9 @@ class fp8_autocast(ContextDecorator):
 
 
 @compat.left_to_eager_mode
-def _take_untraced() -> list[fp8.Model]:
+def _take_untraced() -> list[fp8_states.Model]:
     """Return the models that ops have marked at run time."""
-    return fp8.take_recorded()
+    return fp8_states.take_recorded()
 
 
 def has_fp8_support() -> bool:

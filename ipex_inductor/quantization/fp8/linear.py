@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8, fp8_states
 from ipex_inductor.quantization.fp8.current import CURRENT
 from ipex_inductor.quantization.fp8.multiply import multiply
 from ipex_inductor.quantization.fp8.recipe import DelayedScaling
@@ -62,8 +62,7 @@ class FP8Linear(nn.Linear):
         column = FORWARD_TENSORS * layer
         if not CURRENT.enabled:
             if CURRENT.recording:
-                maxima = [fp8.compute_amax(input), fp8.compute_amax(self.weight)]
-                fp8.fp8_record(state.forward_state, maxima, column + INPUT, state.number)
+                _record(state, column, fp8.compute_amax(input), fp8.compute_amax(self.weight))
             return super().forward(input)
         return self._multiply(input, state, layer, recipe)
 
@@ -101,8 +100,7 @@ class FP8Linear(nn.Linear):
             *recipe.settings(CURRENT.group),
         )
         if CURRENT.recording:
-            maxima = [input_amax, weight_amax]
-            fp8.fp8_record(state.forward_state, maxima, column + INPUT, state.number)
+            _record(state, column, input_amax, weight_amax)
         return output.reshape(*input.shape[:-1], self.out_features)
 
     def _check_region(self) -> None:
@@ -119,6 +117,12 @@ class FP8Linear(nn.Linear):
             raise QuantizationError(
                 "no reentrant checkpoint around layers in FP8", "a recomputation", NON_REENTRANT
             )
+
+
+def _record(state: ScalingState, column: int, input_amax: Tensor, weight_amax: Tensor) -> None:
+    """Record the largest magnitudes of a layer's input and weight."""
+    columns = [column + INPUT, column + WEIGHT]
+    fp8_states.fp8_record(state.forward_state, [input_amax, weight_amax], columns, state.number)
 
 
 compat.compile_with_callers_alone(FP8Linear._check_region, ScalingState.note_call)

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8, fp8_states
 
 
 class Multiply(Function):
@@ -42,7 +42,7 @@ class Multiply(Function):
             model: number of the model.
             forward_dtype: FP8 dtype of x and weight.
             gradient_dtype: FP8 dtype of the gradient of the output.
-            settings: of updates, fields of `fp8.Settings`.
+            settings: of updates, fields of `fp8_states.Settings`.
         """
         x8, x_amax = fp8.fp8_quantize(x, input_scales[0], forward_dtype)
         weight8, weight_amax = fp8.fp8_quantize(weight, weight_scales[0], forward_dtype)
@@ -65,9 +65,11 @@ class Multiply(Function):
         x_dtype, weight_dtype, bias_dtype = ctx.dtypes
         needed = ctx.needs_input_grad
         of_x = of_weight = of_bias = None
-        scale, scale_inv = fp8.fp8_read_scales(ctx.gradient_state, layer)[:, 0].unbind()
+        scale, scale_inv = fp8_states.fp8_read_scales(ctx.gradient_state, [layer])[:, 0, 0].unbind()
         gradient8, amax = fp8.fp8_quantize(gradient, scale, gradient_dtype)
-        fp8.fp8_record_gradient(ctx.gradient_state, amax, layer, gradient_dtype, model, *settings)
+        fp8_states.fp8_record_gradients(
+            ctx.gradient_state, [amax], [layer], gradient_dtype, model, *settings
+        )
         if needed[0]:
             weight8 = fp8.fp8_quantize_transposed(weight, weight_scales[0], forward_dtype, amax)
             of_x = fp8.fp8_gemm(

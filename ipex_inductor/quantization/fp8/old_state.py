@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor.errors import SummaryFileError
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8_states
 from ipex_inductor.quantization.fp8.linear import FP8Linear
 from ipex_inductor.quantization.fp8.state import FORWARD_TENSORS, ScalingState
 
@@ -51,14 +51,14 @@ def read_old_state(module: nn.Module, state_dict: dict[str, Any], prefix: str, *
             )
         for length in lengths:
             missing = columns.new_zeros(
-                max(0, length - len(columns) + fp8.HISTORY), columns.shape[1]
+                max(0, length - len(columns) + fp8_states.HISTORY), columns.shape[1]
             )
-            columns = torch.cat([columns, missing])[: fp8.HISTORY + length]
+            columns = torch.cat([columns, missing])[: fp8_states.HISTORY + length]
         for layer_number, entry in entries.items():
             part = slice(layer_number * tensors, (layer_number + 1) * tensors)
-            columns[fp8.SCALE, part] = entry[f"scale_{suffix}"][:tensors]
-            columns[fp8.SCALE_INV, part] = entry[f"scale_inv_{suffix}"][:tensors]
-            columns[fp8.HISTORY :, part] = entry[f"amax_history_{suffix}"][:, :tensors]
+            columns[fp8_states.SCALE, part] = entry[f"scale_{suffix}"][:tensors]
+            columns[fp8_states.SCALE_INV, part] = entry[f"scale_inv_{suffix}"][:tensors]
+            columns[fp8_states.HISTORY :, part] = entry[f"amax_history_{suffix}"][:, :tensors]
         state_dict[f"{prefix}{where}.{buffer}"] = columns
 
 

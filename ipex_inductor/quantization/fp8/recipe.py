@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ipex_inductor.errors import OptionError
-from ipex_inductor.ops.quant.fp8 import Settings
+from ipex_inductor.ops.quant.fp8_states import Settings
 
 FORWARD_LARGEST, GRADIENT_LARGEST = 448, 57344  # finite numbers of E4M3 and E5M2
 ALGORITHMS = ("max", "most_recent")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8_states
 from ipex_inductor.quantization.fp8.current import CURRENT, recomputing
 
 SNAPSHOT = "ipex_fp8_snapshot"  # attribute of a region
@@ -118,4 +118,4 @@ def _run_restored(function: Callable[..., Any], snapshot: Snapshot) -> Callable[
 
 
 def _models() -> dict[int, Any]:
-    return dict(fp8.MODELS)
+    return dict(fp8_states.MODELS)

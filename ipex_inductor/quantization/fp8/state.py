@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8, fp8_states
 from ipex_inductor.quantization.fp8.current import CURRENT
 from ipex_inductor.quantization.fp8.recipe import DelayedScaling
 
@@ -18,6 +18,15 @@ LENGTH = 1024  # passes in a history before a recipe asks for another number
 SCALES = 3  # dimensions of `scales`
 STATES = ("forward_state", "gradient_state")
 _numbers = itertools.count()
+
+
+def _update_on_cuda(state: Tensor, largest: float, settings: fp8_states.Settings) -> Tensor | None:
+    from ipex_inductor.templates.triton.fp8_scaling import update_in_one_kernel
+
+    return update_in_one_kernel(state, largest, settings)
+
+
+fp8_states.KERNELS["cuda"] = _update_on_cuda
 
 
 class ScalingState(nn.Module):
@@ -46,8 +55,8 @@ class ScalingState(nn.Module):
         super().__init__()
         with ordinary_tensors():
             for name, tensors in zip(STATES, (FORWARD_TENSORS * layers, layers), strict=True):
-                state = torch.zeros(fp8.HISTORY + LENGTH, tensors, device=device)
-                state[[fp8.SCALE, fp8.SCALE_INV]] = 1
+                state = torch.zeros(fp8_states.HISTORY + LENGTH, tensors, device=device)
+                state[[fp8_states.SCALE, fp8_states.SCALE_INV]] = 1
                 self.register_buffer(name, state)
             self.register_buffer("scales", self._copy_scales(), persistent=False)
         self.ran_without_gradients = False
@@ -55,7 +64,7 @@ class ScalingState(nn.Module):
 
     def _take_number(self) -> None:
         self.number = next(_numbers)
-        fp8.MODELS[self.number] = self
+        fp8_states.MODELS[self.number] = self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, which is a model of its own."""
@@ -66,7 +75,7 @@ class ScalingState(nn.Module):
         self._take_number()
 
     def _copy_scales(self) -> Tensor:
-        return fp8.space_scales(self.forward_state)
+        return fp8_states.space_scales(self.forward_state)
 
     def _replace_inference_tensors(self) -> None:
         """Replace buffers that were made under `torch.inference_mode`: training needs others."""
@@ -102,13 +111,16 @@ class ScalingState(nn.Module):
 
     def _update_forward(self, recipe: DelayedScaling, group: str) -> None:
         settings = recipe.settings(group)
-        self.forward_state = _resize(self.forward_state, settings.length)
-        if not torch.compiler.is_compiling():  # so that the next pass finds its final size
+        rows = fp8_states.HISTORY + settings.length
+        if len(self.forward_state) != rows:
+            self.forward_state = _resize(self.forward_state, settings.length)
+        # So that the next pass finds its final size.
+        if not torch.compiler.is_compiling() and len(self.gradient_state) != rows:
             self.gradient_state = _resize(self.gradient_state, settings.length)
         largest = fp8.largest_finite(recipe.fp8_format.forward_dtype)
-        self.scales = fp8.fp8_update(self.forward_state, largest, self.number, *settings)
+        self.scales = fp8_states.fp8_update(self.forward_state, largest, self.number, *settings)
 
-    def update_gradients(self, dtype: torch.dtype, settings: fp8.Settings) -> None:
+    def update_gradients(self, dtype: torch.dtype, settings: fp8_states.Settings) -> None:
         """Update the scales of gradients after a backward.
 
         Args:
@@ -116,14 +128,14 @@ class ScalingState(nn.Module):
             settings: of the pass.
         """
         self.gradient_state = _resize(self.gradient_state, settings.length)
-        fp8.fp8_update(self.gradient_state, fp8.largest_finite(dtype), -1, *settings)
+        fp8_states.fp8_update(self.gradient_state, fp8.largest_finite(dtype), -1, *settings)
 
     def reset_parameters(self) -> None:
         """Set all scales to 1 and empty the histories, as after `to_empty`."""
         with ordinary_tensors():
             for state in (self.forward_state, self.gradient_state):
                 state.zero_()
-                state[: fp8.SCALE_INV + 1] = 1
+                state[: fp8_states.SCALE_INV + 1] = 1
             self.scales = self._copy_scales()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -142,7 +154,7 @@ class ScalingState(nn.Module):
             for name in STATES:
                 loaded, own = state_dict.get(f"{prefix}{name}"), getattr(self, name)
                 if loaded is not None and loaded.shape[1:] == own.shape[1:]:
-                    setattr(self, name, _resize(own, loaded.shape[0] - fp8.HISTORY))
+                    setattr(self, name, _resize(own, loaded.shape[0] - fp8_states.HISTORY))
             super()._load_from_state_dict(state_dict, prefix, *args)
             self._replace_inference_tensors()  # assigned ones
             self.scales = self._copy_scales()
@@ -162,9 +174,9 @@ def _resize(state: Tensor, length: int) -> Tensor:
     the first row of that memory, whatever the length was in its forward.
     """
     rows, tensors = state.shape
-    if rows == fp8.HISTORY + length:
+    if rows == fp8_states.HISTORY + length:
         return state
-    head, past = state[: fp8.HISTORY + 1], state[fp8.HISTORY + 1 :]
+    head, past = state[: fp8_states.HISTORY + 1], state[fp8_states.HISTORY + 1 :]
     kept = min(len(past), length - 1)
     empty = state.new_zeros(length - 1 - kept, tensors)
     content = torch.cat([head, empty, past[len(past) - kept :]])

@@ -141,7 +141,7 @@ def test_states_are_written_in_place():
     _, codes = run_and_get_code(lambda: train(model, lambda v: run(compiled, v), inputs()[0]))
     text = "".join(codes)
     assert text.count("torch.ops.ipex.fp8_record.default(primals") == 2
-    assert text.count("torch.ops.ipex.fp8_record_gradient.default(") == 2
+    assert text.count("torch.ops.ipex.fp8_record_gradients.default(") == 2
     assert "empty_strided_cpu((1027" not in text
 
 

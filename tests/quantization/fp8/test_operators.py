@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8, fp8_states
 from support.fp8_reference import Column
 
 DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 ONE = torch.ones(())
-SETTINGS = fp8.Settings(margin=0, most_recent=False, interval=1, length=4, group="")
+SETTINGS = fp8_states.Settings(margin=0, most_recent=False, interval=1, length=4, group="")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -86,9 +86,9 @@ def test_updates_are_those_of_the_reference(dtype, algorithm, margin, interval):
     state[:2] = 1
     most_recent = algorithm == "most_recent"
     for amax in amaxes():
-        fp8.fp8_record(state, [torch.tensor(amax)], 0, -2)
+        fp8_states.fp8_record(state, [torch.tensor(amax)], [0], -2)
         column.record(torch.tensor([amax]))
-        scales = fp8.fp8_update(
+        scales = fp8_states.fp8_update(
             state, torch.finfo(dtype).max, -1, margin, most_recent, interval, 6, ""
         )
         column.update()
@@ -103,12 +103,12 @@ def test_writes_count_no_version():
     """A backward that compiled code saved a state for may run after another one wrote it."""
     state = torch.zeros(7, 2)
     version = state._version
-    fp8.fp8_record(state, [ONE, ONE], 0, -2)
-    fp8.fp8_update(state, 448.0, -1, *SETTINGS)
-    fp8.fp8_record_gradient(state, ONE, 0, torch.float8_e5m2, -2, *SETTINGS)
+    fp8_states.fp8_record(state, [ONE, ONE], [0, 1], -2)
+    fp8_states.fp8_update(state, 448.0, -1, *SETTINGS)
+    fp8_states.fp8_record_gradients(state, [ONE], [0], torch.float8_e5m2, -2, *SETTINGS)
     assert state._version == version
     assert state[:, 0].tolist() == [448, fp8_inverse(448), 0, 1, 0, 0, 1]
-    fp8.take_recorded()
+    fp8_states.take_recorded()
 
 
 def fp8_inverse(value):
@@ -123,17 +123,17 @@ def test_fakes_and_schemas_are_right(checked):
     calls = [
         (torch.ops.ipex.fp8_quantize.default, (x, ONE, torch.float8_e4m3fn)),
         (torch.ops.ipex.fp8_gemm.default, (a8, b8, ONE, ONE, x[0, :4], torch.bfloat16, False)),
-        (torch.ops.ipex.fp8_record.default, (state, [ONE, ONE], 0, -2)),
-        (torch.ops.ipex.fp8_read_scales.default, (state, 1)),
+        (torch.ops.ipex.fp8_record.default, (state, [ONE, ONE], [0, 1], -2)),
+        (torch.ops.ipex.fp8_read_scales.default, (state, [1])),
         (torch.ops.ipex.fp8_quantize_transposed.default, (x, ONE, torch.float8_e4m3fn, ONE)),
         (torch.ops.ipex.fp8_update.default, (state, 448.0, -1, *SETTINGS)),
         (
-            torch.ops.ipex.fp8_record_gradient.default,
-            (state, ONE, 1, torch.float8_e5m2, -2, *SETTINGS),
+            torch.ops.ipex.fp8_record_gradients.default,
+            (state, [ONE], [1], torch.float8_e5m2, -2, *SETTINGS),
         ),
     ]
     if checked == "test_schema":  # it cannot compare tensors in FP8
         calls = calls[2:5]
     for op, arguments in calls:
         torch.library.opcheck(op, arguments, test_utils=checked)
-    fp8.take_recorded()
+    fp8_states.take_recorded()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ipex_inductor.ops.quant import fp8
+from ipex_inductor.ops.quant import fp8_states
 from ipex_inductor.quantization.fp8 import DelayedScaling, Format, fp8_autocast, prepare_fp8
 from support.fp8_reference import Reference
 
@@ -231,4 +231,4 @@ def test_no_backward_is_remembered():
     number = model[0].fp8_scaling.number
     with fp8_autocast(enabled=True):
         model(torch.ones(2, 8)).sum().backward()
-    assert number not in [entry[0] for entry in fp8._backwards]
+    assert number not in [entry[0] for entry in fp8_states._backwards]
