@@ -31,9 +31,9 @@ RATES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 # Parts of the peak that GEMMs and kernels reach. Layers of 8192 x 4096 x 14336 took 4.1 ms in bf16
 # on an H200, and kernels of FP8 2.4 ms (benchmarks/results/fp8_gpu.jsonl, docs/notes/56.md).
 EFFICIENCY = {"fp8": 0.69, "other": 0.72, "memory": 0.8}
-# Seconds. Both are estimates, to be replaced by measurements on a GPU: of a launch by generated
-# code, and of what else the host does in a step with FP8. It was 3 ms with an op for each layer.
-LAUNCH, STEP = 6e-6, 1e-3
+# Seconds: of a launch by generated code, which is an estimate, and of what else the host does in a
+# step with FP8 (`host_ms` of one layer in benchmarks/results/fp8_gpu.jsonl, H200, torch 2.11).
+LAUNCH, STEP = 6e-6, 1.9e-3
 MOVES = (aten.permute.default, aten.t.default)
 LAUNCHES = {QUANTIZE: 2, TRANSPOSED: 1, **dict.fromkeys(MOVES, 1)}
 UNREAD = {QUANTIZE, TRANSPOSED, READ, *MOVES} | {
