@@ -39,6 +39,7 @@ from ipex_inductor.ops.quant import (
     fp8,
     fp8_steps,
     int8,
+    weight_only,
 )
 
 __all__ = [
@@ -67,5 +68,6 @@ __all__ = [
     "small_channel",
     "small_channel_pool",
     "sycl",
+    "weight_only",
     "winograd",
 ]
