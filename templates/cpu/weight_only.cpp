@@ -371,10 +371,21 @@ struct Task {
   int64_t some;            // rows of the weight that are wanted, at most as many as are computed
   const float* scales;     // of these rows, padded to `x_groups`
   float* sums;
-  const uint8_t* ahead;    // what is read next
+  int64_t ahead;           // bytes from what is read to what is asked for meanwhile
 };
 
 using Multiply = void (*)(const Task&);
+
+constexpr int64_t LINE = 64;  // bytes of the caches
+// Bytes that memory brings while others are computed with. A processor's own prefetchers follow each of
+// some rows, but begin anew at every row and page.
+constexpr int64_t AHEAD = 1 << 13;
+
+template <int64_t N>
+SHORT void ask_for(const uint8_t* const (&rows)[N], int64_t at) {
+#pragma GCC unroll 4
+  for (int64_t j = 0; j < N; ++j) __builtin_prefetch(rows[j] + at);
+}
 
 // Rows of the weight together: their sums are in registers.
 #if defined(__AVX512F__)
@@ -425,11 +436,15 @@ void multiply_floats(const Task& t) {
         for (int64_t i = 0; i < M; ++i) totals[j][i] = fused(factors, values[i], totals[j][i]);
       }
     };
-    for (; k + WIDE <= end; k += WIDE) {
-      const uint8_t* from[N];
+    while (k + WIDE <= end) {
+      ask_for(rows, k / WIDE * BYTES + t.ahead);
+      const int64_t stop = std::min(end - WIDE, k + LINE / BYTES * WIDE - 1);
+      for (; k <= stop; k += WIDE) {
+        const uint8_t* from[N];
 #pragma GCC unroll 4
-      for (int64_t j = 0; j < N; ++j) from[j] = rows[j] + k / WIDE * BYTES;
-      step(from);
+        for (int64_t j = 0; j < N; ++j) from[j] = rows[j] + k / WIDE * BYTES;
+        step(from);
+      }
     }
     if (k < end) {
       uint8_t rest[N][BYTES] = {};
@@ -505,11 +520,15 @@ void multiply_pairs(const Task& t) {
           totals[j][i] = (Vector)_mm512_dpbf16_ps((__m512)totals[j][i], (__m512bh)factors, (__m512bh)values[i]);
       }
     };
-    for (; k + PAIRS <= end; k += PAIRS) {
-      const uint8_t* from[N];
+    while (k + PAIRS <= end) {
+      ask_for(rows, k / 2 + t.ahead);
+      const int64_t stop = std::min(end - PAIRS, k + 2 * LINE - 1);
+      for (; k <= stop; k += PAIRS) {
+        const uint8_t* from[N];
 #pragma GCC unroll 4
-      for (int64_t j = 0; j < N; ++j) from[j] = rows[j] + k / 2;
-      step(from);
+        for (int64_t j = 0; j < N; ++j) from[j] = rows[j] + k / 2;
+        step(from);
+      }
     }
     if (k < end) {
       uint8_t rest[N][BYTES] = {};
@@ -716,17 +735,19 @@ void multiply_integers(const Task& t) {
   };
   const int64_t whole = c.depth / DEPTH;  // blocks
   const int64_t of_group = SPLIT ? 1 : std::max<int64_t>(1, std::min(c.group_size, c.depth) / DEPTH);
+  int64_t group = 0;
   for (int64_t b = 0; b < whole;) {
-    const int64_t end = std::min(whole, b + of_group), first = b * DEPTH / c.group_size;
-    const int64_t begin = b;
+    const int64_t end = std::min(whole, b + of_group), begin = b;
+    if (SPLIT) group = b * DEPTH / c.group_size;
     clear();
     for (; b < end; ++b) {
+      ask_for(rows, b * BLOCK + t.ahead);
       const uint8_t* from[N];
 #pragma GCC unroll 4
       for (int64_t j = 0; j < N; ++j) from[j] = rows[j] + b * BLOCK;
       add_block(from, x + b * DEPTH);
     }
-    scale(factors + first, t.lane_groups + begin * WIDE);
+    scale(factors + group++, t.lane_groups + begin * WIDE);
   }
   if (whole * DEPTH < c.depth) {
     uint8_t rest[N][BLOCK] = {};
@@ -862,7 +883,7 @@ void multiply_few(const Call& c, const Way& way, const Rows& x, int64_t row, int
                   const int32_t* lane_groups) {
   const int64_t most = std::min(AT_ONCE, many), height = way.weight_rows;
   const int64_t tiles = (c.columns + height - 1) / height, line = c.line();
-  const int64_t end = tiles * height;
+  const int64_t tile_bytes = std::max<int64_t>(1, height * line), ahead = padded(AHEAD, tile_bytes);
 #pragma omp parallel
   {
     thread_local Buffer<float> scales;
@@ -880,7 +901,7 @@ void multiply_few(const Call& c, const Way& way, const Rows& x, int64_t row, int
           const int64_t wide = std::min(tall, some - j), n = first + j;
           way.kernels[count - 1]({c, x.numbers + from * x.line * x.size(), x.line, x.scales + from * x.groups,
                                   x.sums + from * x.groups, x.groups, lane_groups, n, wide,
-                                  factors + j * x.groups, sums, c.weight + end * line});
+                                  factors + j * x.groups, sums, part ? 0 : ahead});
           for (int64_t i = 0; i < count; ++i) {
             Vector value = read(sums + i * WIDE);
             if (c.bias) value += read_number(c.bias, c.bias_number, n, wide);
