@@ -178,12 +178,13 @@ def compute(
             x, weight, scales, zeros, order, bias, scheme
         ).contiguous()
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    run(
-        *(None if t is None else t.contiguous() for t in (x, weight, scales, zeros, order, bias)),
-        scheme,
-        out,
-    )
+    operands = x.contiguous(), weight.contiguous(), scales.contiguous()
+    run(*operands, _close_gaps(zeros), _close_gaps(order), _close_gaps(bias), scheme, out)
     return out
+
+
+def _close_gaps(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
 
 
 @functools.cache

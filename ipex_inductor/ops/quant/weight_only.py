@@ -172,7 +172,9 @@ def dequantize_weight(
         both = torch.stack([weight & 15, weight >> 4], -1)
         weight = both.flatten(-2)[:, :depth]
     if name == "nf4":
-        values = torch.tensor(NF4, device=weight.device)[weight.int()]
+        # A tensor of constants would be an attribute of the traced graph, which a lowering has not.
+        values = torch.cat([scales.new_full((1,), v, dtype=torch.float32) for v in NF4])
+        values = values[weight.int()]
     elif name == "fp8":
         values = weight.float()
     elif zeros is None:
