@@ -793,7 +793,7 @@ template <int64_t COUNT>
 void multiply_plain(const Task& t) { multiply_plain(t, COUNT); }
 
 // A way to compute a call: how activations are laid out, and kernels by the number of rows.
-enum Layout { FLOATS, PLAIN_FLOATS, PAIRS_OF_BF16, BYTES };
+enum Layout { FLOATS, PLAIN_FLOATS, PAIRS_OF_BF16, PLAIN_BF16, BYTES };
 struct Way {
   Layout layout;
   int64_t weight_rows;  // with one row of x, the most that are computed at once
@@ -852,7 +852,7 @@ struct Rows {
   uint8_t* numbers;
   float *scales, *sums;
 
-  int64_t size() const { return layout == BYTES ? 1 : layout == PAIRS_OF_BF16 ? 2 : 4; }
+  int64_t size() const { return layout == BYTES ? 1 : layout == PAIRS_OF_BF16 || layout == PLAIN_BF16 ? 2 : 4; }
 };
 
 void lay_out_row(const Call& c, const Rows& rows, int64_t row, int64_t at) {
@@ -866,6 +866,10 @@ void lay_out_row(const Call& c, const Rows& rows, int64_t row, int64_t at) {
 #if BF16_PRODUCTS
     case PAIRS_OF_BF16: return arrange_pairs(plain, rows.line, static_cast<c10::BFloat16*>(to));
 #endif
+    case PLAIN_BF16:
+      for (int64_t k = 0; k < rows.line; k += WIDE)
+        write(static_cast<c10::BFloat16*>(to) + k, read(plain + k));
+      return;
     default: break;
   }
   const Quantized own{static_cast<int8_t*>(to), rows.scales + at * rows.groups, rows.sums + at * rows.groups};
@@ -913,15 +917,220 @@ void multiply_few(const Call& c, const Way& way, const Rows& x, int64_t row, int
   }
 }
 
+// ---- Many rows ----
+
+constexpr int64_t COLUMNS = 64;  // of a block of the dequantized weight
+constexpr int64_t DEEP = 512;    // its elements along K
+constexpr int64_t TALL = 1024;   // rows of x whose sums are in the second cache
+
+// Calls `work` for runs of elements that share a group, from `k` to `end`.
+template <typename Work>
+SHORT void by_groups(const Call& c, int64_t k, int64_t end, Work work) {
+  while (k < end) {
+    const int64_t group = k / c.group_size, stop = std::min(end, (group + 1) * c.group_size);
+    work(group, k, stop);
+    k = stop;
+  }
+}
+
+// Elements of a row of the weight from `k` on; those of the last bytes of a row are copied first.
+template <int64_t BYTES>
+struct Source {
+  uint8_t rest[BYTES];
+  const uint8_t* from;
+  SHORT Source(const Call& c, int64_t row, int64_t at) : from(c.weight + row * c.line() + at) {
+    if (const int64_t left = c.line() - at; left < BYTES) {
+      std::memset(rest, 0, BYTES);
+      std::memcpy(rest, from, left);
+      from = rest;
+    }
+  }
+};
+
+// Dequantizes `some` columns from `column` on, K from `k` to `end`: panels of WIDE columns, each in
+// lines of WIDE.
+template <int32_t FORMAT>
+void fill_floats(const Call& c, const float* scales, int64_t of_scales, int64_t column, int64_t some,
+                 int64_t begin, int64_t end, float* block) {
+  constexpr int64_t BYTES = Unpacker<FORMAT>::BYTES;
+  for (int64_t n = 0; n < some; n += WIDE) {
+    const int64_t count = std::min(WIDE, some - n);
+    float* const panel = block + n * DEEP;
+    by_groups(c, begin, end, [&](int64_t group, int64_t k, int64_t stop) {
+      Unpacker<FORMAT> unpack[WIDE];
+      for (int64_t j = 0; j < count; ++j)
+        unpack[j].begin(scales[(n + j) * of_scales + group], zero_point(c, column + n + j, group));
+      for (; k < stop; k += WIDE) {
+        Vector rows[WIDE] = {};
+        for (int64_t j = 0; j < count; ++j) {
+          const Source<BYTES> source(c, column + n + j, k / WIDE * BYTES);
+          rows[j] = unpack[j](source.from);
+        }
+        exchange(rows);
+        for (int64_t i = 0; i < WIDE; ++i) write(panel + (k - begin + i) * WIDE, rows[i]);
+      }
+    });
+  }
+}
+
+template <int64_t COUNT>
+void add_floats(const float* x, int64_t line, const float* block, int64_t depth, float* sums, bool add) {
+  constexpr int64_t PARTS = WIDE == 16 ? 4 : 2, WIDTH = PARTS * WIDE;
+  alignas(64) float totals[COUNT * WIDTH];
+  for (int64_t n = 0; n < COLUMNS; n += WIDTH) {
+    const float* weights[PARTS];
+    for (int64_t j = 0; j < PARTS; ++j) weights[j] = block + (n + j * WIDE) * DEEP;
+    add_up<COUNT, PARTS>(x, line, weights, WIDE, depth, totals, WIDTH);
+    for (int64_t i = 0; i < COUNT; ++i)
+      for (int64_t j = 0; j < WIDTH; j += WIDE) {
+        Vector sum = read(totals + i * WIDTH + j);
+        if (add) sum += read(sums + i * COLUMNS + n + j);
+        write(sums + i * COLUMNS + n + j, sum);
+      }
+  }
+}
+
+using AddFloats = decltype(&add_floats<1>);
+constexpr AddFloats ADD_FLOATS[] = {add_floats<1>, add_floats<2>, add_floats<3>,
+                                    add_floats<4>, add_floats<5>, add_floats<6>};
+
+void multiply_block(const float* x, int64_t line, const float* block, int64_t rows, int64_t depth,
+                    float* sums, bool add) {
+  constexpr int64_t MOST_ROWS = 6;
+  const int64_t parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t from = part * rows / parts, count = (part + 1) * rows / parts - from;
+    ADD_FLOATS[count - 1](x + from * line, line, block, depth, sums + from * COLUMNS, add);
+  }
+}
+
+#if BF16_PRODUCTS
+// The same in bf16, in pairs of K: [K / 2, 64, 2], as torch's micro-kernel reads it.
+template <int32_t FORMAT>
+void fill_pairs(const Call& c, const float* scales, int64_t of_scales, int64_t column, int64_t some,
+                int64_t begin, int64_t end, c10::BFloat16* block) {
+  for (int64_t n = 0; n < COLUMNS; n += WIDE) {
+    const int64_t count = std::clamp<int64_t>(some - n, 0, WIDE);
+    by_groups(c, begin, end, [&](int64_t group, int64_t k, int64_t stop) {
+      __m512i tables[WIDE];
+      Unpacker<FORMAT> unpack[WIDE];
+      for (int64_t j = 0; j < count; ++j) {
+        const float scale = scales[(n + j) * of_scales + group];
+        const float zero = zero_point(c, column + n + j, group);
+        if constexpr (is_nibbles(FORMAT))
+          tables[j] = nibble_table(FORMAT, scale, zero);
+        else
+          unpack[j].begin(scale, zero);
+      }
+      for (; k < stop; k += PAIRS) {
+        Vector rows[WIDE] = {};
+        for (int64_t j = 0; j < count; ++j) {
+          if constexpr (is_nibbles(FORMAT)) {
+            const Source<PAIRS / 2> source(c, column + n + j, k / 2);
+            rows[j] = (Vector)unpack_pairs(source.from, tables[j]);
+          } else {
+            const Source<PAIRS> source(c, column + n + j, k);
+            const Vector low = unpack[j](source.from), high = unpack[j](source.from + WIDE);
+            rows[j] = (Vector)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+          }
+        }
+        exchange(rows);
+        float* const to = reinterpret_cast<float*>(block) + (k - begin) / 2 * COLUMNS + n;
+        for (int64_t i = 0; i < WIDE; ++i) write(to + i * COLUMNS, rows[i]);
+      }
+    });
+  }
+}
+
+void multiply_block(const c10::BFloat16* x, int64_t line, const c10::BFloat16* block, int64_t rows,
+                    int64_t depth, float* sums, bool add) {
+  constexpr int64_t HEIGHT = 128;
+  for (int64_t i = 0; i < rows; i += HEIGHT)
+    at::native::cpublas::brgemm(std::min(HEIGHT, rows - i), COLUMNS, depth, line, COLUMNS, COLUMNS, add,
+                                x + i * line, block, sums + i * COLUMNS, true);
+}
+#endif
+
+template <typename T>
+using Fill = void (*)(const Call&, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, T*);
+
+template <typename T>
+void multiply_many(const Call& c, Fill<T> fill, const Rows& x, int64_t row, int64_t many, int64_t unit) {
+  const int64_t tiles = (c.columns + COLUMNS - 1) / COLUMNS;
+#pragma omp parallel
+  {
+    thread_local Buffer<float> scales, totals;
+    thread_local Buffer<T> blocks;
+    float *const factors = scales.at_least(COLUMNS * x.groups), *const sums = totals.at_least(many * COLUMNS);
+    T* const block = blocks.at_least(COLUMNS * DEEP);
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t column = tile * COLUMNS, some = std::min(COLUMNS, c.columns - column);
+      for (int64_t j = 0; j < some; ++j) read_scales(c, column + j, factors + j * x.groups);
+      if (c.depth == 0) std::fill_n(sums, many * COLUMNS, 0.f);
+      for (int64_t k = 0; k < c.depth; k += DEEP) {
+        const int64_t end = std::min(c.depth, k + DEEP);
+        fill(c, factors, x.groups, column, some, k, end, block);
+        multiply_block(reinterpret_cast<const T*>(x.numbers) + k, x.line, block, many, padded(end - k, unit),
+                       sums, k > 0);
+      }
+      for (int64_t i = 0; i < many; ++i)
+        for (int64_t j = 0; j < some; j += WIDE) {
+          const int64_t count = std::min(WIDE, some - j);
+          Vector value = read(sums + i * COLUMNS + j);
+          if (c.bias) value += read_number(c.bias, c.bias_number, column + j, count);
+          write_number(c.result, c.x_number, (row + i) * c.columns + column + j, value, count);
+        }
+    }
+#if BF16_PRODUCTS
+    if constexpr (sizeof(T) == 2) at::native::cpublas::brgemm_release(true);
+#endif
+  }
+}
+
+// Rows from which dequantized blocks are faster than kernels of few rows.
+constexpr int64_t MANY_FLOATS = 24, MANY_PAIRS = 16;
+
+// How many rows are computed by dequantized blocks: lays activations out and multiplies.
+struct Blocks {
+  Layout layout;
+  void (*multiply)(const Call&, const Rows&, int64_t, int64_t);
+};
+
+template <int32_t FORMAT>
+constexpr Blocks IN_FLOATS{FLOATS, [](const Call& c, const Rows& x, int64_t row, int64_t many) {
+                             multiply_many<float>(c, fill_floats<FORMAT>, x, row, many, WIDE);
+                           }};
+#if BF16_PRODUCTS
+template <int32_t FORMAT>
+constexpr Blocks IN_PAIRS{is_nibbles(FORMAT) ? PAIRS_OF_BF16 : PLAIN_BF16,
+                          [](const Call& c, const Rows& x, int64_t row, int64_t many) {
+                            multiply_many<c10::BFloat16>(c, fill_pairs<FORMAT>, x, row, many, PAIRS);
+                          }};
+#endif
+
+// The blocks for a call with many rows, null for kernels of few rows.
+const Blocks* blocks_of(const Call& c) {
+  if (c.compute == IN_INT8) return nullptr;
+#if BF16_PRODUCTS
+  constexpr const Blocks* PAIRED[] = {&IN_PAIRS<INT8>, &IN_PAIRS<INT4>, &IN_PAIRS<NF4>, &IN_PAIRS<FP8>};
+  if (c.compute == IN_BFLOAT16 && has_groups_of(c, PAIRS) && has_micro_kernel<c10::BFloat16>)
+    return c.rows < MANY_PAIRS ? nullptr : PAIRED[c.format];
+#endif
+  constexpr const Blocks* SINGLE[] = {&IN_FLOATS<INT8>, &IN_FLOATS<INT4>, &IN_FLOATS<NF4>, &IN_FLOATS<FP8>};
+  return c.rows < MANY_FLOATS || !has_groups_of(c, WIDE) ? nullptr : SINGLE[c.format];
+}
+
 void multiply(const Call& c) {
   if (c.rows == 0 || c.columns == 0) return;
   const Way& way = way_of(c);
+  const Blocks* const blocks = blocks_of(c);
   thread_local Buffer<uint8_t> numbers;
   thread_local Buffer<float> scales;
   thread_local Buffer<int32_t> lane_groups;
-  Rows x{way.layout, c.padded_depth(), padded(c.groups(), WIDE) + WIDE, nullptr, nullptr, nullptr};
+  Rows x{blocks ? blocks->layout : way.layout, c.padded_depth(), padded(c.groups(), WIDE) + WIDE, nullptr, nullptr, nullptr};
   const int64_t bytes = std::max<int64_t>(1, x.line * x.size());
-  const int64_t most = std::min(c.rows, std::max<int64_t>(64, ROOM / bytes));
+  const int64_t most = std::min({c.rows, TALL, std::max<int64_t>(64, ROOM / bytes)});
   x.numbers = numbers.at_least(most * bytes + UNIT);
   x.scales = scales.at_least(2 * most * x.groups), x.sums = x.scales + most * x.groups;
   if (c.compute == IN_INT8) c.format == INT4 ? number_lanes<INT4>(c, lane_groups) : number_lanes<INT8>(c, lane_groups);
@@ -929,7 +1138,10 @@ void multiply(const Call& c) {
     const int64_t many = std::min(most, c.rows - row);
 #pragma omp parallel for schedule(static) if (many > 1)
     for (int64_t i = 0; i < many; ++i) lay_out_row(c, x, row + i, i);
-    multiply_few(c, way, x, row, many, lane_groups.numbers.data());
+    if (blocks)
+      blocks->multiply(c, x, row, many);
+    else
+      multiply_few(c, way, x, row, many, lane_groups.numbers.data());
   }
 }
 
