@@ -861,6 +861,15 @@ void lay_out_row(const Call& c, const Rows& rows, int64_t row, int64_t at) {
   float* const plain = buffer.at_least(rows.line);
   void* const to = rows.numbers + at * rows.line * rows.size();
   read_row(c, row, plain);
+  const Quantized own{static_cast<int8_t*>(to), rows.scales + at * rows.groups, rows.sums + at * rows.groups};
+  if (rows.layout == BYTES) return quantize(c, plain, bytes.at_least(rows.line), own);
+  if (c.compute == IN_INT8) {
+    int8_t* const steps = bytes.at_least(2 * rows.line);
+    quantize(c, plain, steps, {steps + rows.line, own.scales, own.sums});
+    for (int64_t k = 0; k < c.depth; ++k) plain[k] = steps[k];
+    if (rows.layout == PLAIN_FLOATS)
+      for (int64_t k = 0; k < c.depth; ++k) plain[k] *= own.scales[k / c.group_size];
+  }
   switch (rows.layout) {
     case FLOATS: return arrange_floats(c.format, plain, rows.line, static_cast<float*>(to));
 #if BF16_PRODUCTS
@@ -870,16 +879,8 @@ void lay_out_row(const Call& c, const Rows& rows, int64_t row, int64_t at) {
       for (int64_t k = 0; k < rows.line; k += WIDE)
         write(static_cast<c10::BFloat16*>(to) + k, read(plain + k));
       return;
-    default: break;
+    default: std::memcpy(to, plain, rows.line * sizeof(float));
   }
-  const Quantized own{static_cast<int8_t*>(to), rows.scales + at * rows.groups, rows.sums + at * rows.groups};
-  if (rows.layout == BYTES) return quantize(c, plain, bytes.at_least(rows.line), own);
-  auto* const floats = static_cast<float*>(to);
-  std::memcpy(floats, plain, rows.line * sizeof(float));
-  if (c.compute != IN_INT8) return;
-  int8_t* const steps = bytes.at_least(2 * rows.line);
-  quantize(c, plain, steps, {steps + rows.line, own.scales, own.sums});
-  for (int64_t k = 0; k < c.depth; ++k) floats[k] = steps[k] * own.scales[k / c.group_size];
 }
 
 // `many` rows from `row` on, by kernels of few rows: each part of the weight is read once.
@@ -1005,8 +1006,9 @@ void multiply_block(const float* x, int64_t line, const float* block, int64_t ro
 }
 
 #if BF16_PRODUCTS
-// The same in bf16, in pairs of K: [K / 2, 64, 2], as torch's micro-kernel reads it.
-template <int32_t FORMAT>
+// The same in bf16, in pairs of K: [K / 2, 64, 2], as torch's micro-kernel reads it. PLAIN: without
+// scales, integers that bf16 has exactly.
+template <int32_t FORMAT, bool PLAIN>
 void fill_pairs(const Call& c, const float* scales, int64_t of_scales, int64_t column, int64_t some,
                 int64_t begin, int64_t end, c10::BFloat16* block) {
   for (int64_t n = 0; n < COLUMNS; n += WIDE) {
@@ -1015,7 +1017,7 @@ void fill_pairs(const Call& c, const float* scales, int64_t of_scales, int64_t c
       __m512i tables[WIDE];
       Unpacker<FORMAT> unpack[WIDE];
       for (int64_t j = 0; j < count; ++j) {
-        const float scale = scales[(n + j) * of_scales + group];
+        const float scale = PLAIN ? 1 : scales[(n + j) * of_scales + group];
         const float zero = zero_point(c, column + n + j, group);
         if constexpr (is_nibbles(FORMAT))
           tables[j] = nibble_table(FORMAT, scale, zero);
@@ -1051,36 +1053,55 @@ void multiply_block(const c10::BFloat16* x, int64_t line, const c10::BFloat16* b
 }
 #endif
 
+// Writes sums of a tile of 64 columns, with the bias.
+void finish_tile(const Call& c, const float* sums, int64_t row, int64_t many, int64_t column) {
+  const int64_t some = std::min(COLUMNS, c.columns - column);
+  for (int64_t i = 0; i < many; ++i)
+    for (int64_t j = 0; j < some; j += WIDE) {
+      const int64_t count = std::min(WIDE, some - j);
+      Vector value = read(sums + i * COLUMNS + j);
+      if (c.bias) value += read_number(c.bias, c.bias_number, column + j, count);
+      write_number(c.result, c.x_number, (row + i) * c.columns + column + j, value, count);
+    }
+}
+
 template <typename T>
 using Fill = void (*)(const Call&, const float*, int64_t, int64_t, int64_t, int64_t, int64_t, T*);
+
+// Blocks of tiles of 64 columns that are multiplied by rows of x while these are in the second cache.
+constexpr int64_t MOST_TILES = 4, WIDE_ROWS = 192;
 
 template <typename T>
 void multiply_many(const Call& c, Fill<T> fill, const Rows& x, int64_t row, int64_t many, int64_t unit) {
   const int64_t tiles = (c.columns + COLUMNS - 1) / COLUMNS;
+  const int64_t most = many < WIDE_ROWS ? 1 : MOST_TILES, tasks = (tiles + most - 1) / most;
+  constexpr int64_t BLOCK_SIZE = COLUMNS * DEEP, HEIGHT = 128;
 #pragma omp parallel
   {
     thread_local Buffer<float> scales, totals;
     thread_local Buffer<T> blocks;
-    float *const factors = scales.at_least(COLUMNS * x.groups), *const sums = totals.at_least(many * COLUMNS);
-    T* const block = blocks.at_least(COLUMNS * DEEP);
+    float* const factors = scales.at_least(most * COLUMNS * x.groups);
+    float* const sums = totals.at_least(most * many * COLUMNS);
+    T* const block = blocks.at_least(most * BLOCK_SIZE);
 #pragma omp for schedule(static)
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int64_t column = tile * COLUMNS, some = std::min(COLUMNS, c.columns - column);
-      for (int64_t j = 0; j < some; ++j) read_scales(c, column + j, factors + j * x.groups);
-      if (c.depth == 0) std::fill_n(sums, many * COLUMNS, 0.f);
+    for (int64_t task = 0; task < tasks; ++task) {
+      const int64_t first = task * tiles / tasks, count = (task + 1) * tiles / tasks - first;
+      const int64_t start = first * COLUMNS, columns = std::min(count * COLUMNS, c.columns - start);
+      for (int64_t j = 0; j < columns; ++j) read_scales(c, start + j, factors + j * x.groups);
+      if (c.depth == 0) std::fill_n(sums, count * many * COLUMNS, 0.f);
       for (int64_t k = 0; k < c.depth; k += DEEP) {
-        const int64_t end = std::min(c.depth, k + DEEP);
-        fill(c, factors, x.groups, column, some, k, end, block);
-        multiply_block(reinterpret_cast<const T*>(x.numbers) + k, x.line, block, many, padded(end - k, unit),
-                       sums, k > 0);
+        const int64_t end = std::min(c.depth, k + DEEP), depth = padded(end - k, unit);
+        for (int64_t t = 0; t < count; ++t)
+          fill(c, factors + t * COLUMNS * x.groups, x.groups, start + t * COLUMNS,
+               std::min(COLUMNS, columns - t * COLUMNS), k, end, block + t * BLOCK_SIZE);
+        for (int64_t i = 0; i < many; i += HEIGHT)
+          for (int64_t t = 0; t < count; ++t)
+            multiply_block(reinterpret_cast<const T*>(x.numbers) + i * x.line + k, x.line,
+                           block + t * BLOCK_SIZE, std::min(HEIGHT, many - i), depth,
+                           sums + (t * many + i) * COLUMNS, k > 0);
       }
-      for (int64_t i = 0; i < many; ++i)
-        for (int64_t j = 0; j < some; j += WIDE) {
-          const int64_t count = std::min(WIDE, some - j);
-          Vector value = read(sums + i * COLUMNS + j);
-          if (c.bias) value += read_number(c.bias, c.bias_number, column + j, count);
-          write_number(c.result, c.x_number, (row + i) * c.columns + column + j, value, count);
-        }
+      for (int64_t t = 0; t < count; ++t)
+        finish_tile(c, sums + t * many * COLUMNS, row, many, start + t * COLUMNS);
     }
 #if BF16_PRODUCTS
     if constexpr (sizeof(T) == 2) at::native::cpublas::brgemm_release(true);
@@ -1088,8 +1109,51 @@ void multiply_many(const Call& c, Fill<T> fill, const Rows& x, int64_t row, int6
   }
 }
 
-// Rows from which dequantized blocks are faster than kernels of few rows.
-constexpr int64_t MANY_FLOATS = 24, MANY_PAIRS = 16;
+#if BF16_PRODUCTS
+// Integers of quantized activations and of the weight. bf16 has both exactly, and fp32 their sums over
+// at most DEEP elements of a group, 512 * 127 * 255 < 2^24, which scales multiply.
+void multiply_many_integers(const Call& c, Fill<c10::BFloat16> fill, const Rows& x, int64_t row, int64_t many) {
+  const int64_t tiles = (c.columns + COLUMNS - 1) / COLUMNS;
+#pragma omp parallel
+  {
+    thread_local Buffer<float> scales, totals, parts;
+    thread_local Buffer<c10::BFloat16> blocks;
+    float* const factors = scales.at_least(COLUMNS * x.groups);
+    float *const sums = totals.at_least(many * COLUMNS), *const part = parts.at_least(many * COLUMNS);
+    c10::BFloat16* const block = blocks.at_least(COLUMNS * DEEP);
+#pragma omp for schedule(static)
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+      const int64_t column = tile * COLUMNS, some = std::min(COLUMNS, c.columns - column);
+      for (int64_t j = 0; j < some; ++j) read_scales(c, column + j, factors + j * x.groups);
+      std::fill_n(sums, many * COLUMNS, 0.f);
+      for (int64_t k = 0; k < c.depth; k += DEEP) {
+        const int64_t last = std::min(c.depth, k + DEEP);
+        fill(c, factors, x.groups, column, some, k, last, block);
+        by_groups(c, k, last, [&](int64_t group, int64_t begin, int64_t end) {
+          multiply_block(reinterpret_cast<const c10::BFloat16*>(x.numbers) + begin, x.line,
+                         block + (begin - k) * COLUMNS, many, padded(end - begin, PAIRS), part, false);
+          alignas(64) float own[COLUMNS] = {};
+          for (int64_t j = 0; j < some; ++j) own[j] = factors[j * x.groups + group];
+          for (int64_t i = 0; i < many; ++i) {
+            const Vector scale = all(x.scales[i * x.groups + group]);
+#pragma GCC unroll 4
+            for (int64_t j = 0; j < COLUMNS; j += WIDE) {
+              float* const to = sums + i * COLUMNS + j;
+              write(to, fused(read(part + i * COLUMNS + j) * scale, read(own + j), read(to)));
+            }
+          }
+        });
+      }
+      finish_tile(c, sums, row, many, column);
+    }
+    at::native::cpublas::brgemm_release(true);
+  }
+}
+#endif
+
+// Rows from which dequantized blocks are faster than kernels of few rows: measured with one thread on
+// a Xeon with AMX and a weight of [2048, 4096]. The last are for int8 and int4.
+constexpr int64_t MANY_FLOATS = 28, MANY_PAIRS = 8, MANY_INTEGERS[] = {48, 20};
 
 // How many rows are computed by dequantized blocks: lays activations out and multiplies.
 struct Blocks {
@@ -1105,12 +1169,20 @@ constexpr Blocks IN_FLOATS{FLOATS, [](const Call& c, const Rows& x, int64_t row,
 template <int32_t FORMAT>
 constexpr Blocks IN_PAIRS{is_nibbles(FORMAT) ? PAIRS_OF_BF16 : PLAIN_BF16,
                           [](const Call& c, const Rows& x, int64_t row, int64_t many) {
-                            multiply_many<c10::BFloat16>(c, fill_pairs<FORMAT>, x, row, many, PAIRS);
+                            multiply_many<c10::BFloat16>(c, fill_pairs<FORMAT, false>, x, row, many, PAIRS);
                           }};
+template <int32_t FORMAT>
+constexpr Blocks IN_INTEGERS{IN_PAIRS<FORMAT>.layout, [](const Call& c, const Rows& x, int64_t row, int64_t many) {
+                               multiply_many_integers(c, fill_pairs<FORMAT, true>, x, row, many);
+                             }};
 #endif
 
 // The blocks for a call with many rows, null for kernels of few rows.
 const Blocks* blocks_of(const Call& c) {
+#if BF16_PRODUCTS
+  if (c.compute == IN_INT8 && c.rows >= MANY_INTEGERS[c.format] && has_groups_of(c, PAIRS) && has_micro_kernel<c10::BFloat16>)
+    return c.format == INT4 ? &IN_INTEGERS<INT4> : &IN_INTEGERS<INT8>;
+#endif
   if (c.compute == IN_INT8) return nullptr;
 #if BF16_PRODUCTS
   constexpr const Blocks* PAIRED[] = {&IN_PAIRS<INT8>, &IN_PAIRS<INT4>, &IN_PAIRS<NF4>, &IN_PAIRS<FP8>};
