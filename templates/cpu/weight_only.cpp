@@ -883,6 +883,16 @@ void lay_out_row(const Call& c, const Rows& rows, int64_t row, int64_t at) {
   }
 }
 
+// Asks for scales and zero points of rows of the weight that are computed `later` rows after these.
+void ask_for_scales(const Call& c, int64_t row, int64_t rows, int64_t later) {
+  const int64_t groups = c.groups(), size = c.scale_number == FLOAT ? 4 : 2;
+  const auto* const scales = static_cast<const char*>(c.scales) + (row + later) * groups * size;
+  for (int64_t at = 0; at < rows * groups * size; at += LINE) __builtin_prefetch(scales + at);
+  if (!c.zeros) return;
+  const auto* const zeros = static_cast<const char*>(c.zeros) + (row + later) * groups;
+  for (int64_t at = 0; at < rows * groups; at += LINE) __builtin_prefetch(zeros + at);
+}
+
 // `many` rows from `row` on, by kernels of few rows: each part of the weight is read once.
 void multiply_few(const Call& c, const Way& way, const Rows& x, int64_t row, int64_t many,
                   const int32_t* lane_groups) {
@@ -898,6 +908,7 @@ void multiply_few(const Call& c, const Way& way, const Rows& x, int64_t row, int
     for (int64_t tile = 0; tile < tiles; ++tile) {
       const int64_t first = tile * height, some = std::min(height, c.columns - first);
       for (int64_t j = 0; j < some; ++j) read_scales(c, first + j, factors + j * x.groups);
+      ask_for_scales(c, first, height, ahead / tile_bytes * height);
       const int64_t parts = (many + most - 1) / most;
       for (int64_t part = 0; part < parts; ++part) {  // as even as may be
         const int64_t from = part * many / parts, count = (part + 1) * many / parts - from;

@@ -194,7 +194,8 @@ def expand_groups(values: Tensor, group_size: int, depth: int) -> Tensor:
     """
     if values.shape[-1] == 1:
         return values.expand(*values.shape[:-1], depth)
-    return values.repeat_interleave(group_size, -1)[..., :depth]
+    groups = torch.arange(depth, device=values.device) // group_size
+    return values.index_select(-1, groups)
 
 
 def quantize_activations(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
