@@ -18,8 +18,10 @@ from support.weight_only_ops import (
     F16,
     F32,
     SCHEMES,
+    SUMS,
     Operands,
     assert_right,
+    compute_values,
     make_operands,
 )
 
@@ -215,7 +217,8 @@ def test_devices_without_a_kernel_dequantize(
     with torch.no_grad(), torch._inductor.config.patch(force_disable_caches=True):
         out, code = run_and_get_code(compiled, o.x)
     assert not any("weight_only_linear(" in text for text in code)
-    tensors = o.weight, o.scales, o.zeros, o.order, o.bias
-    expected = compute_reference(o.x * 2, *tensors, o.scheme).relu()
-    # Sums of 130 terms in fp32 in another order; generated code may round products once less.
-    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    o.x = o.x * 2
+    # Inductor may leave out a cast to the compute dtype and back: of x and of the weight.
+    roundings = {"bfloat16": 2 * 2**-8, "float16": 2 * 2**-11}.get(compute, 0.0)
+    value, bound = compute_values(o)[-1]
+    assert ((out.double() - value.relu()).abs() <= bound * (1 + roundings / SUMS)).all()
