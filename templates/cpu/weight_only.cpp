@@ -673,7 +673,7 @@ void multiply_integers(const Task& t) {
   const uint8_t* rows[N];
   thread_local Buffer<float> buffer;
   float* const factors = buffer.at_least(N * M * of_scales + WIDE);
-  float shifts[N][M];  // what zero points and offsets add to the sums
+  Vector totals[N][M];  // less what zero points and offsets add to the sums
   for (int64_t j = 0; j < N; ++j) {
     const int64_t at = std::min(j, t.some - 1);
     rows[j] = c.weight + (t.row + at) * line;
@@ -691,13 +691,8 @@ void multiply_integers(const Task& t) {
         shift[i] = fused(both, read(t.x_sums + i * of_scales + g), shift[i]);
       }
     }
-    for (int64_t i = 0; i < M; ++i) shifts[j][i] = total(shift[i]);
+    for (int64_t i = 0; i < M; ++i) totals[j][i] = -shift[i];
   }
-  Vector totals[N][M];
-#pragma GCC unroll 4
-  for (int64_t j = 0; j < N; ++j)
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < M; ++i) totals[j][i] = Vector{};
   Ints sums[N][M];
   const auto clear = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 4
@@ -760,10 +755,7 @@ void multiply_integers(const Task& t) {
     add_block(from, x + whole * DEPTH);
     scale(factors + whole * DEPTH / c.group_size, t.lane_groups + whole * WIDE);
   }
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < M; ++i)
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < N; ++j) t.sums[i * WIDE + j] = total(totals[j][i]) - shifts[j][i];
+  write_sums(t, totals);
 }
 
 // Groups of any size: a row of the weight is dequantized element by element.
