@@ -224,11 +224,12 @@ def _why_not_quantized(packaged: bool, level: Any) -> "dict[str, WhyNot]":
         packaged: True if an AOTInductor package is made.
         level: x86-64 level that the graph is compiled for, None for this CPU.
     """
-    from ipex_inductor.lowerings.quant import fp8_weights, int8
+    from ipex_inductor.lowerings.quant import fp8_weights, int8, weight_only
 
     return {
         "int8": functools.partial(int8.why_not, packaged or bool(level)),
         "fp8": functools.partial(fp8_weights.why_not, packaged),
+        "weight only": functools.partial(weight_only.why_not, packaged=packaged),
     }
 
 

@@ -40,6 +40,7 @@ from ipex_inductor.ops.quant import (
     fp8_states,
     fp8_steps,
     int8,
+    weight_only,
 )
 
 __all__ = [
@@ -69,5 +70,6 @@ __all__ = [
     "small_channel",
     "small_channel_pool",
     "sycl",
+    "weight_only",
     "winograd",
 ]

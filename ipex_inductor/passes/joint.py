@@ -33,6 +33,7 @@ from ipex_inductor.passes.quant import (
     fp8_sharing,
     products,
     values,
+    weight_only,
 )
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
@@ -85,6 +86,10 @@ def _place_fp8_linears(c: PassContext) -> None:
 
 def _share_fp8_inputs(c: PassContext) -> None:
     fp8_sharing.share_inputs(c.graph, c.report)
+
+
+def _report_weight_only(c: PassContext) -> None:
+    weight_only.report_linears(c.graph, c.report, c.settings.why_not_quantized["weight only"])
 
 
 def _join_linears(c: PassContext) -> None:
@@ -146,6 +151,8 @@ PASSES = (
     Pass("rules", INFERENCE, _apply_rules, ANY_RULE),
     # Products have their epilogues by now.
     Pass("int8 products", INFERENCE, _quantize_products, products.NAME),
+    # It only reports: the op stays whole, and its lowering decides in the same way.
+    Pass("weight-only linears", INFERENCE, _report_weight_only, ANY_RULE),
     # Only layers that no rule fused are joined.
     Pass("linears on one input", INFERENCE, _join_linears, shared_input.NAME),
     # Convolutions of ours are converted too; calls are chosen for the converted layout.
