@@ -75,6 +75,7 @@ ROOMS = (
     "ipex_inductor.quantization",
     "ipex_inductor.quantization.fp8",
     "ipex_inductor.quantization.graphs",
+    "ipex_inductor.quantization.weight_only",
     "ipex_inductor.quantization.files",
     "ipex_inductor.reporting",
     "ipex_inductor.runtime",

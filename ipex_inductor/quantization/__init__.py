@@ -13,15 +13,28 @@ from ipex_inductor.quantization.qconfigs import (
     default_static_qconfig,
     default_static_qconfig_mapping,
     get_smooth_quant_qconfig_mapping,
+    get_weight_only_quant_qconfig_mapping,
 )
 from ipex_inductor.quantization.scheme import Scheme
 from ipex_inductor.quantization.training import prepare_qat
 from ipex_inductor.quantization.tuning import autotune
+from ipex_inductor.quantization.weight_only.qconfig import (
+    QConfigWoq,
+    WoqActQuantMode,
+    WoqLowpMode,
+    WoqWeightDtype,
+    WoqWeightQScheme,
+)
 
 __all__ = [
     "QConfigMapping",
+    "QConfigWoq",
     "QuantConf",
     "Scheme",
+    "WoqActQuantMode",
+    "WoqLowpMode",
+    "WoqWeightDtype",
+    "WoqWeightQScheme",
     "autotune",
     "calibrate",
     "convert",
@@ -30,6 +43,7 @@ __all__ = [
     "default_static_qconfig",
     "default_static_qconfig_mapping",
     "get_smooth_quant_qconfig_mapping",
+    "get_weight_only_quant_qconfig_mapping",
     "load",
     "prepare",
     "prepare_qat",
