@@ -18,6 +18,10 @@ from ipex_inductor.quantization.qconfigs import (
 from ipex_inductor.quantization.scheme import Scheme
 from ipex_inductor.quantization.training import prepare_qat
 from ipex_inductor.quantization.tuning import autotune
+from ipex_inductor.quantization.weight_only import (
+    quantize_weights,
+    report_weights,
+)
 from ipex_inductor.quantization.weight_only.qconfig import (
     QConfigWoq,
     WoqActQuantMode,
@@ -47,7 +51,9 @@ __all__ = [
     "load",
     "prepare",
     "prepare_qat",
+    "quantize_weights",
     "report",
+    "report_weights",
     "save",
 ]
 

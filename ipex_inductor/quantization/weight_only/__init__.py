@@ -1,1 +1,37 @@
 """Weight-only quantization: settings, rounding, GPTQ, and the linear layer on quantized weights."""
+
+from ipex_inductor.quantization.weight_only.linear import (
+    QuantDtype,
+    QuantMethod,
+    WeightOnlyLinear,
+)
+from ipex_inductor.quantization.weight_only.models import (
+    WeightOnlyDecision,
+    WeightOnlyReport,
+    quantize_weights,
+    report_weights,
+)
+from ipex_inductor.quantization.weight_only.qconfig import (
+    QConfigWoq,
+    WoqActQuantMode,
+    WoqLowpMode,
+    WoqWeightDtype,
+    WoqWeightQScheme,
+)
+from ipex_inductor.quantization.weight_only.storage import QuantizedWeight
+
+__all__ = [
+    "QConfigWoq",
+    "QuantDtype",
+    "QuantMethod",
+    "QuantizedWeight",
+    "WeightOnlyDecision",
+    "WeightOnlyLinear",
+    "WeightOnlyReport",
+    "WoqActQuantMode",
+    "WoqLowpMode",
+    "WoqWeightDtype",
+    "WoqWeightQScheme",
+    "quantize_weights",
+    "report_weights",
+]

@@ -238,6 +238,8 @@ def read_mapping(configure: Any) -> WoqMapping:
     Raises:
         QuantizationError: if other settings than `QConfigWoq` and None are in it.
     """
+    if isinstance(configure, WoqMapping):
+        return configure
     others = [q for q in _settings(configure) if not isinstance(q, QConfigWoq | None)]
     ordered = getattr(configure, "module_name_object_type_order_qconfigs", {})
     if others or ordered or configure is None:
