@@ -19,8 +19,11 @@ from ipex_inductor.quantization.scheme import Scheme
 from ipex_inductor.quantization.training import prepare_qat
 from ipex_inductor.quantization.tuning import autotune
 from ipex_inductor.quantization.weight_only import (
+    WeightOnlyLinear,
+    gptq,
     quantize_weights,
     report_weights,
+    save_gptq,
 )
 from ipex_inductor.quantization.weight_only.qconfig import (
     QConfigWoq,
@@ -35,6 +38,7 @@ __all__ = [
     "QConfigWoq",
     "QuantConf",
     "Scheme",
+    "WeightOnlyLinear",
     "WoqActQuantMode",
     "WoqLowpMode",
     "WoqWeightDtype",
@@ -48,6 +52,7 @@ __all__ = [
     "default_static_qconfig_mapping",
     "get_smooth_quant_qconfig_mapping",
     "get_weight_only_quant_qconfig_mapping",
+    "gptq",
     "load",
     "prepare",
     "prepare_qat",
@@ -55,6 +60,7 @@ __all__ = [
     "report",
     "report_weights",
     "save",
+    "save_gptq",
 ]
 
 

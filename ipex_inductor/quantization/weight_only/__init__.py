@@ -1,5 +1,6 @@
 """Weight-only quantization: settings, rounding, GPTQ, and the linear layer on quantized weights."""
 
+from ipex_inductor.quantization.weight_only.calibrating import gptq
 from ipex_inductor.quantization.weight_only.linear import (
     QuantDtype,
     QuantMethod,
@@ -18,6 +19,7 @@ from ipex_inductor.quantization.weight_only.qconfig import (
     WoqWeightDtype,
     WoqWeightQScheme,
 )
+from ipex_inductor.quantization.weight_only.saving import save_gptq
 from ipex_inductor.quantization.weight_only.storage import QuantizedWeight
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "WoqLowpMode",
     "WoqWeightDtype",
     "WoqWeightQScheme",
+    "gptq",
     "quantize_weights",
     "report_weights",
+    "save_gptq",
 ]

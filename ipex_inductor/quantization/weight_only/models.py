@@ -129,7 +129,7 @@ def prepare_weights(model: nn.Module, configure: Any, inplace: bool = False) -> 
     if not plan:
         raise nothing_to_quantize(decisions)
     prepared = model if inplace else copy_with(model, {})
-    setattr(prepared, PREPARED, mapping)
+    vars(prepared)[PREPARED] = mapping
     return prepared
 
 
@@ -142,7 +142,7 @@ def convert_weights(prepared: nn.Module, inplace: bool = False) -> nn.Module:
     """Return a prepared model with quantized weights, as `quantize_weights` does it."""
     mapping = getattr(prepared, PREPARED)
     converted = quantize_weights(prepared, mapping, inplace)
-    delattr(converted, PREPARED)
+    del vars(converted)[PREPARED]
     return converted
 
 
@@ -269,7 +269,7 @@ def replace_layers(
         del linear, layer
     _keep_out_of_fast_paths(model)
     order = [name for name, _ in model.named_modules() if name in decisions]
-    setattr(model, REPORT, WeightOnlyReport(tuple(decisions[name] for name in order)))
+    vars(model)[REPORT] = WeightOnlyReport(tuple(decisions[name] for name in order))
     return model
 
 
@@ -316,7 +316,7 @@ def set_module(model: nn.Module, name: str, layer: nn.Module) -> None:
         advice = "Quantize the layer by WeightOnlyLinear.from_linear(layer, qconfig)."
         raise QuantizationError("a model with linear layers in it", "a linear layer", advice)
     parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, layer)
+    model.get_submodule(parent).add_module(child, layer)
 
 
 def untie(model: nn.Module, name: str) -> None:
@@ -332,16 +332,16 @@ def untie(model: nn.Module, name: str) -> None:
             keep = [key for key in keys if f"{path}.{key}".lstrip(".") != f"{name}.weight"]
             if len(keep) < len(keys):
                 is_table = isinstance(keys, dict)
-                setattr(module, attribute, {key: keys[key] for key in keep} if is_table else keep)
+                vars(module)[attribute] = {k: keys[k] for k in keep} if is_table else keep
 
 
 def _keep_out_of_fast_paths(model: nn.Module) -> None:
     """Make encoder layers of torch call their linear layers: one op of torch reads weights."""
-    for module in model.modules():
-        if isinstance(module, nn.TransformerEncoderLayer):
-            module.activation_relu_or_gelu = 0
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoderLayer):
+            part.activation_relu_or_gelu = 0
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
 
 
 def check_model(model: Any) -> None:

@@ -104,13 +104,18 @@ def compute_steps(groups: Tensor, weight_dtype: str, symmetric: bool) -> tuple[T
     return (2 * largest if symmetric else high - low) / levels, low
 
 
-def store_scales(scales: Tensor, weight_dtype: str) -> Tensor:
+def store_scales(scales: Tensor, weight_dtype: str, whole_row: bool | None = None) -> Tensor:
     """Return scales [N, G] rounded up to the dtype in which they are stored.
 
     One scale a row is kept in fp32. Groups of zeros get the scale 1.
+
+    Args:
+        scales: [N, G] in fp32.
+        weight_dtype: name of the stored type.
+        whole_row: whether a row has one scale; None for what the shape says.
     """
     scales = torch.where(scales > 0, scales, torch.ones_like(scales))
-    if scales.shape[1] == 1:
+    if scales.shape[1] == 1 if whole_row is None else whole_row:
         return scales
     half = torch.finfo(torch.float16)
     is_half = bool(((scales >= half.tiny) & (scales <= half.max / 2)).all())
@@ -158,3 +163,21 @@ def round_groups(groups: Tensor, scales: Tensor, zero_points: Tensor, weight_dty
         return torch.bucketize(quotients, (table[1:] + table[:-1]) / 2).to(torch.uint8)
     rounded = torch.round(quotients) + zero_points.unsqueeze(2)
     return rounded.clamp(*LIMITS[weight_dtype]).to(STORED[weight_dtype])
+
+
+def dequantize_groups(
+    stored: Tensor, scales: Tensor, zero_points: Tensor, weight_dtype: str
+) -> Tensor:
+    """Return the values of what `round_groups` returned, in fp32.
+
+    Args:
+        stored: [N, G, group_size].
+        scales: [N, G], as they are stored.
+        zero_points: [N, G] in fp32.
+        weight_dtype: name of the stored type.
+    """
+    if weight_dtype == "nf4":
+        values = torch.tensor(NF4, device=stored.device)[stored.int()]
+    else:
+        values = stored.float() - zero_points.unsqueeze(2)
+    return values * scales.float().unsqueeze(2)

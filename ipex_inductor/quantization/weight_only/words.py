@@ -28,19 +28,24 @@ def weight_type(bits: int) -> str:
     return TYPES[bits]
 
 
+def as_octets(words: Tensor) -> Tensor:
+    """Return the bytes of words, [R, C] int32 to [R, 4 C] uint8, lowest first."""
+    return words.reshape(-1).view(torch.uint8).view(len(words), -1)
+
+
 def split_words(words: Tensor, bits: int) -> Tensor:
     """Return the unsigned integers of words, [R, C] int32 to [R, C * 32 / bits] uint8.
 
     The lowest bits of a word come first.
     """
-    octets = words.contiguous().view(torch.uint8)
+    octets = as_octets(words)
     return octets if bits == 8 else unpack_nibbles(octets, 2 * octets.shape[1])
 
 
 def join_words(values: Tensor, bits: int) -> Tensor:
     """Return unsigned integers [R, C] as words, [R, C * bits / 32] int32, lowest bits first."""
     octets = values.to(torch.uint8) if bits == 8 else pack_nibbles(values)
-    return octets.contiguous().view(torch.int32)
+    return octets.reshape(-1).view(torch.int32).view(len(octets), -1)
 
 
 def sort_awq(values: Tensor) -> Tensor:
@@ -168,7 +173,7 @@ def read_gptq(
     zero_points = None
     if qzeros is not None:
         zero_points = split_words(qzeros, bits)[:, :rows].int().t() + offset
-    octets = qweight.t().contiguous().view(torch.uint8)
+    octets = as_octets(qweight.t())
     return build_weight(octets, scales.t(), zero_points, g_idx, bits, group_size, columns)
 
 
