@@ -22,6 +22,7 @@ from ipex_inductor.quantization.weight_only.rounding import (
 from ipex_inductor.quantization.weight_only.storage import QuantizedWeight, pack_nibbles
 
 COLUMNS = 128  # rounded before their errors are spread over all columns that follow
+SHARES = tuple(1 - step / 40 for step in range(13))  # of a group's range, down to 0.7
 MOST_DAMPING = 1.0  # of the mean of the diagonal, beyond which a Hessian is refused
 
 
@@ -30,7 +31,8 @@ class GPTQSettings:
     """Settings of GPTQ.
 
     `percdamp` is added to the diagonal of the Hessian, as a share of its mean. With `act_order`
-    columns are rounded in the order of falling diagonals, and groups count in this order.
+    columns are rounded in the order of falling diagonals, and groups count in this order. With
+    `search` the range of a group is the share of `SHARES` with the least error.
     """
 
     weight_dtype: str = "int4"
@@ -38,6 +40,7 @@ class GPTQSettings:
     symmetric: bool = False
     percdamp: float = 0.01
     act_order: bool = False
+    search: bool = True
 
 
 class Hessian:
@@ -148,6 +151,10 @@ def _round_group(
     group = work[:, first:last].unsqueeze(1)
     steps, low = compute_steps(group, name, settings.symmetric)
     whole_row = last - first == work.shape[1]
+    if settings.search:
+        importance = factor.diagonal()[first:last].square().reciprocal()
+        share = _search_range(group, steps, low, importance, settings)
+        steps, low = steps * share, low * share
     scales = store_scales(steps, name, whole_row)
     zeros = compute_zero_points(low, scales, name, settings.symmetric)
     integers = torch.empty(work.shape[0], last - first, dtype=STORED[name], device=work.device)
@@ -164,3 +171,31 @@ def _round_group(
             errors[:, column - start] = error
         work[:, stop:] -= errors @ factor[start:stop, stop:]
     return integers, scales, zeros
+
+
+def _search_range(
+    group: Tensor, steps: Tensor, low: Tensor, importance: Tensor, settings: GPTQSettings
+) -> Tensor:
+    """Return the share of its range with which each row of a group is rounded best, [N, 1].
+
+    A narrower range rounds large weights worse and all others better.
+
+    Args:
+        group: [N, 1, group_size].
+        steps: scales of the whole range, [N, 1].
+        low: lowest values, [N, 1].
+        importance: [group_size], the output error of a unit error in each column.
+        settings: of GPTQ.
+    """
+    name = settings.weight_dtype
+    best = torch.ones_like(steps)
+    least = torch.full_like(steps, torch.inf)
+    for share in SHARES:
+        scales = store_scales(steps * share, name, whole_row=True)
+        zeros = compute_zero_points(low * share, scales, name, settings.symmetric)
+        values = dequantize_groups(round_groups(group, scales, zeros, name), scales, zeros, name)
+        error = ((values - group).square() * importance).sum(2)
+        is_better = error < least
+        least = torch.where(is_better, error, least)
+        best = torch.where(is_better, share, best)
+    return best

@@ -60,18 +60,29 @@ def test_columns_that_never_count_are_rounded_to_nearest():
     x = correlated(500, 64)
     x[:, 32:] = 0
     weight = torch.randn(8, 64)
-    quantized = round_by_gptq(weight, x.t() @ x, GPTQSettings("int8", 32, True))
+    quantized = round_by_gptq(weight, x.t() @ x, GPTQSettings("int8", 32, True, search=False))
     rounded = round_to_nearest(weight, "int8", 32)
     assert torch.equal(quantized.weight[:, 32:], rounded.weight[:, 32:])
 
 
 def test_activations_without_correlation_are_rounded_to_nearest():
     weight = torch.randn(8, 64)
-    quantized = round_by_gptq(weight, torch.eye(64), GPTQSettings("int4", 32))
+    quantized = round_by_gptq(weight, torch.eye(64), GPTQSettings("int4", 32, search=False))
     rounded = round_to_nearest(weight, "int4", 32, symmetric=False)
     assert torch.equal(quantized.weight, rounded.weight)
     assert torch.equal(quantized.scales, rounded.scales)
     assert torch.equal(quantized.zeros, rounded.zeros)
+
+
+@pytest.mark.parametrize(("name", "symmetric"), [("int4", True), ("int4", False), ("nf4", True)])
+def test_a_searched_range_has_a_smaller_error(name, symmetric):
+    torch.manual_seed(0)
+    weight = torch.distributions.StudentT(3.0).sample((16, 128))  # with outliers
+    errors = [
+        float((dequantize(round_by_gptq(weight, torch.eye(128), settings)) - weight).square().sum())
+        for settings in (GPTQSettings(name, 64, symmetric, search=s) for s in (True, False))
+    ]
+    assert errors[0] < 0.98 * errors[1]
 
 
 def test_few_rows_are_damped_until_the_hessian_can_be_inverted():

@@ -14,6 +14,7 @@ from ipex_inductor.quantization.weight_only.linear import (
     WeightOnlyLinear,
 )
 from ipex_inductor.quantization.weight_only.qconfig import QConfigWoq
+from support.packed_weights import pack_awq, pack_gptq
 
 pytestmark = pytest.mark.unit
 
@@ -154,34 +155,6 @@ def test_autocast_computes_in_its_dtype():
         assert layer(torch.randn(3, 72)).dtype is torch.bfloat16
 
 
-def gptq_tensors(stored, zeros, size):
-    """Pack integers [N, K] and zero points [N, G] as GPTQ does, word by word."""
-    rows, columns = stored.shape
-    qweight = torch.zeros(columns // 8, rows, dtype=torch.int64)
-    for k in range(columns):
-        qweight[k // 8] |= stored[:, k].long() << (4 * (k % 8))
-    qzeros = torch.zeros(columns // size, rows // 8, dtype=torch.int64)
-    for n in range(rows):
-        qzeros[:, n // 8] |= (zeros[n].long() - 1) << (4 * (n % 8))
-    return (wrap(qweight), wrap(qzeros))
-
-
-def awq_tensors(stored, zeros):
-    """Pack integers [N, K] and zero points [N, G] as AWQ does."""
-    place = [0, 4, 1, 5, 2, 6, 3, 7]  # nibble of each of eight columns
-    words = []
-    for values in (stored, zeros):
-        packed = torch.zeros(values.shape[1], values.shape[0] // 8, dtype=torch.int64)
-        for n in range(values.shape[0]):
-            packed[:, n // 8] |= values[n].long() << (4 * place[n % 8])
-        words.append(wrap(packed))
-    return words
-
-
-def wrap(words):
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
 @pytest.mark.parametrize("act_order", [False, True])
 def test_tensors_of_gptq_are_read_to_the_bit(act_order):
     torch.manual_seed(2)
@@ -189,7 +162,7 @@ def test_tensors_of_gptq_are_read_to_the_bit(act_order):
     scales = torch.rand(4, 24).half()
     groups = torch.arange(64) // 16
     groups = groups[torch.randperm(64)] if act_order else groups
-    qweight, qzeros = gptq_tensors(stored, zeros, 16)
+    qweight, qzeros = pack_gptq(stored, zeros - 1)
     layer = WeightOnlyLinear.from_weight(
         qweight, scales, qzeros, 64, 24, group_size=16, g_idx=groups.int(), bias=torch.ones(24)
     )
@@ -205,7 +178,7 @@ def test_tensors_of_awq_are_read_to_the_bit():
     torch.manual_seed(3)
     stored, zeros = torch.randint(0, 16, (24, 64)), torch.randint(0, 16, (24, 4))
     scales = torch.rand(4, 24).half()
-    qweight, qzeros = awq_tensors(stored, zeros)
+    qweight, qzeros = pack_awq(stored, zeros)
     layer = WeightOnlyLinear.from_weight(
         *(qweight, scales, qzeros, 64, 24, None, None, 16, None),
         QuantMethod.AWQ_GEMM,
@@ -218,7 +191,7 @@ def test_tensors_of_awq_are_read_to_the_bit():
 
 def test_packed_tensors_of_other_sizes_are_refused():
     stored, zeros = torch.randint(0, 16, (24, 64)), torch.randint(1, 16, (24, 4))
-    qweight, qzeros = gptq_tensors(stored, zeros, 16)
+    qweight, qzeros = pack_gptq(stored, zeros - 1)
     scales = torch.rand(4, 24).half()
     with pytest.raises(QuantizationError, match="32 inputs"):
         WeightOnlyLinear.from_weight(qweight, scales, qzeros, 32, 24, group_size=16)
