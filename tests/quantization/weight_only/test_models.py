@@ -228,3 +228,13 @@ def test_a_quantized_model_goes_through_a_state_dict():
     other.load_state_dict(result.state_dict())
     tokens = torch.randint(0, 40, (1, 4))
     assert torch.equal(other(tokens), result(tokens))
+
+
+def test_a_compiled_model_computes_the_same():
+    model = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 40, bias=False)).eval()
+    result = quantize_weights(model, INT4)
+    compiled = torch.compile(result, backend="ipex", fullgraph=True, options={"strict": True})
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        # fp32 sums of 96 products in another order
+        torch.testing.assert_close(compiled(x), result(x), rtol=1e-5, atol=1e-5)
