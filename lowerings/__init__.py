@@ -53,7 +53,7 @@ def _register() -> None:
         weight_stationary,
     )
     from ipex_inductor.lowerings.pointwise import cat, foreach, moments, relu_masks
-    from ipex_inductor.lowerings.quant import fp8, fp8_weights, int8, int8_scaled
+    from ipex_inductor.lowerings.quant import fp8, fp8_weights, int8, int8_scaled, weight_only
 
     blocked.register()
     cat.register()
@@ -79,6 +79,7 @@ def _register() -> None:
     short_attention.register()
     residual.register()
     small_channel_pool.register()
+    weight_only.register()
     weight_stationary.register()
     winograd.register()
     _read_memory()
@@ -98,6 +99,7 @@ def _read_memory() -> None:
     ours = torch.ops.ipex
     calls: list[Any] = [ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd]
     calls += [ours.int8_bmm, ours.int8_conv, ours.int8_linear, ours.int8_max_pool]
+    calls.append(ours.weight_only_linear)
     add_needs_realized_inputs([*(call.default for call in calls), cached_primitives.KEPT_CONV])  # type: ignore[no-untyped-call]
 
 

@@ -196,7 +196,7 @@ def _joint_pass(
         prologue: True if weight preprocessing is split off.
         strides: the pass that restores output strides.
     """
-    from ipex_inductor.lowerings.quant import fp8_weights, int8
+    from ipex_inductor.lowerings.quant import fp8_weights, int8, weight_only
     from ipex_inductor.lowerings.select.library import Chooser
     from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.pass_context import PassSettings
@@ -215,6 +215,7 @@ def _joint_pass(
         low_precision if prologue else frozenset(),
         functools.partial(int8.why_not, packaged or bool(folder and folder.level)),
         functools.partial(fp8_weights.why_not, packaged),
+        functools.partial(weight_only.why_not, packaged=packaged),
     )
     return JointPass(
         request.identity(selected, folder.level if folder else None),

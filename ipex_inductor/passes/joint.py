@@ -25,7 +25,7 @@ from ipex_inductor.passes.fusion import (
 from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
 from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
-from ipex_inductor.passes.quant import fp8, fp8_linears, products, values
+from ipex_inductor.passes.quant import fp8, fp8_linears, products, values, weight_only
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
 from ipex_inductor.reporting.decisions import GraphReport
@@ -73,6 +73,10 @@ def _quantize_products(c: PassContext) -> None:
 
 def _place_fp8_linears(c: PassContext) -> None:
     fp8_linears.place_linears(c.graph, c.report, c.settings.why_not_fp8)
+
+
+def _report_weight_only(c: PassContext) -> None:
+    weight_only.report_linears(c.graph, c.report, c.settings.why_not_weight_only)
 
 
 def _join_linears(c: PassContext) -> None:
@@ -134,6 +138,8 @@ PASSES = (
     Pass("rules", INFERENCE, _apply_rules, ANY_RULE),
     # Products have their epilogues by now.
     Pass("int8 products", INFERENCE, _quantize_products, products.NAME),
+    # It only reports: the op stays whole, and its lowering decides in the same way.
+    Pass("weight-only linears", INFERENCE, _report_weight_only, ANY_RULE),
     # Only layers that no rule fused are joined.
     Pass("linears on one input", INFERENCE, _join_linears, shared_input.NAME),
     # Convolutions of ours are converted too; calls are chosen for the converted layout.

@@ -36,6 +36,8 @@ class PassSettings:
         why_not_int8: Returns why kernels on 8-bit integers of a device are not available, or None.
         why_not_fp8: Returns why FP8 GEMMs of a device are not available, or None; with
             `calls=False` why generated code cannot convert FP8.
+        why_not_weight_only: Returns why the kernel of linear layers on quantized weights is not
+            available for a device, or None.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.
     """
 
@@ -45,6 +47,7 @@ class PassSettings:
     dtypes: frozenset[torch.dtype] = frozenset()
     why_not_int8: Callable[[torch.device], str | None] = lambda _: "int8 kernels are not called"
     why_not_fp8: Callable[..., str | None] = lambda *_, **__: "FP8 GEMMs are not called"
+    why_not_weight_only: Callable[[torch.device], str | None] = lambda _: "it is not lowered"
 
 
 @dataclass

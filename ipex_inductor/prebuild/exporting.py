@@ -47,7 +47,7 @@ from ipex_inductor.prebuild.package import (
 from ipex_inductor.reporting.decisions import Event, GraphReport
 from ipex_inductor.target import x86_levels
 from ipex_inductor.target.device import Target, architecture
-from ipex_inductor.templates.cpu import cpu_library, int8
+from ipex_inductor.templates.cpu import cpu_library, int8, weight_only
 
 Tensor = torch.Tensor
 Source = tuple[str, int | str]  # ("input", 0), ("weight", "conv.bias") or ("derived", 3)
@@ -344,7 +344,7 @@ class _Made:
         library, self.needs = compat.compile_ahead(gm, inputs, self._level, on_gpu, **kwargs)
         ipex = torch.ops.ipex
         ours = {ipex.blocked.default, ipex.short_attention.default, ipex.winograd.default}
-        ours |= int8.KERNELS
+        ours |= {*int8.KERNELS, weight_only.LINEAR}
         if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
             self.needs = sorted({*self.needs, "avx512_bf16"})
         self.files[CODE] = library.read_bytes()

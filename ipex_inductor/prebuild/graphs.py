@@ -41,7 +41,14 @@ from ipex_inductor.reporting.decisions import Event
 from ipex_inductor.target import x86_levels
 from ipex_inductor.target.device import Target
 from ipex_inductor.templates.build.cpp import NotBuiltError
-from ipex_inductor.templates.cpu import blocked, cpu_library, int8, short_attention, winograd
+from ipex_inductor.templates.cpu import (
+    blocked,
+    cpu_library,
+    int8,
+    short_attention,
+    weight_only,
+    winograd,
+)
 from ipex_inductor.templates.tensor_reader import accesses_cpp, weights_cpp, weights_triton
 
 Tensor = torch.Tensor
@@ -212,16 +219,20 @@ def _as_level(target: Target) -> Iterator[described.CompiledKernels]:
 
 def _look_into(entries: Mapping[Key, Entry], compiled: described.CompiledKernels) -> None:
     """Record the libraries of CPU graphs, and build our libraries too if they call them."""
-    calls = calls_int8 = False
+    calls = False
+    quantized = dict.fromkeys((int8, weight_only), False)
     for entry in entries.values():
         files = workroom.unpack_files(entry.blob)
         compiled.kernels += (Path(name).stem for name in files if name.endswith(".so"))
         calls |= any(symbol in data for data in files.values() for symbol in CALLS)
-        calls_int8 |= any(int8.__name__.encode() in data for data in files.values())
+        for module in quantized:
+            name = module.__name__.encode()
+            quantized[module] |= any(name in data for data in files.values())
     if calls:
         cpu_library.ship_library()
-    if calls_int8:
-        int8.ship_library()
+    for module, is_called in quantized.items():
+        if is_called:
+            module.ship_library()
 
 
 def _why_kernels_only(target: Target) -> str:

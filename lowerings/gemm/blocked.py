@@ -9,7 +9,7 @@ from torch._inductor.virtualized import V
 
 from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.ops.common.defining import Arguments
-from ipex_inductor.templates.cpu import blocked, cpu_library, int8
+from ipex_inductor.templates.cpu import blocked, cpu_library, int8, weight_only
 
 NAME = "ipex_blocked"  # in generated code
 
@@ -67,6 +67,7 @@ def _package_source() -> str:
     graph: Any = V.graph.module.graph
     targets = {node.target for node in graph.nodes}
     more = "" if targets.isdisjoint(int8.KERNELS) else int8.definitions()
+    more += weight_only.definitions() if weight_only.LINEAR in targets else ""
     return cpu_library.source(beside_torch=True, more=more)
 
 

@@ -15,7 +15,11 @@ from ipex_inductor.ops.quant.int8 import is_depthwise
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.target.device import architecture
 from ipex_inductor.templates.cpu import cpu_library
-from ipex_inductor.templates.cpu.kernel_library import KernelLibrary, Settings
+from ipex_inductor.templates.cpu.kernel_library import (
+    KernelLibrary,
+    Settings,
+    list_instructions,
+)
 
 assert ops  # which registers ipex::int8_conv
 
@@ -46,7 +50,7 @@ TAKES = {
 def _variants() -> list[Settings]:
     """Return the settings of the present architecture, before them those of this CPU alone."""
     settings = _settings()
-    if architecture() == "x86-64:avx2" and "avx_vnni" in _capabilities():
+    if architecture() == "x86-64:avx2" and "avx_vnni" in list_instructions():
         return [settings | {"INT8_VNNI": AVX_VNNI}, settings]
     return [settings]
 
@@ -59,17 +63,6 @@ def _settings() -> Settings:
     arch = architecture()
     vnni = AVX512_VNNI if arch in cpu_library.PAIRED else 0
     return {"INT8_VNNI": vnni, "INT8_AMX": int(arch == "x86-64:amx")}
-
-
-@functools.cache
-def _capabilities() -> frozenset[str]:
-    """Return the instruction sets of this CPU that Linux lists."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(flags.split())
 
 
 def source(settings: Settings | None = None) -> str:

@@ -4,12 +4,24 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ipex_inductor.aot_cache.key import Pairs, pairs
 from ipex_inductor.target.device import architecture
 from ipex_inductor.templates.build.cpp import NotBuiltError, load, ship, why_not_taken
 
 Settings = dict[str, int]
+
+
+@functools.cache
+def list_instructions() -> frozenset[str]:
+    """Return the instruction sets of this CPU that Linux lists."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(flags.split())
 
 
 class KernelLibrary:

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.unit
 aten = torch.ops.aten
 
 IN_INFERENCE = """quantized values, no-ops, fp8 linears, layout choice, batch norm folding,
-weight transposes, attention, rules, int8 products, linears on one input, channels-last, strides,
-batch norm and relu, library calls, shared parts, misread attention, decompositions, fp8,
-corrections"""
+weight transposes, attention, rules, int8 products, weight-only linears, linears on one input,
+channels-last, strides, batch norm and relu, library calls, shared parts, misread attention,
+decompositions, fp8, corrections"""
 IN_TRAINING = """batch norm report, attention report, training rules, max pools, image calls,
 weight gradient calls, misread attention, decompositions, fp8 report, corrections,
 moments, relu masks"""

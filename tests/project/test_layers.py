@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "compiler": {"passes", "lowerings", "autotune", "aot_cache", "ops", "capture"},
     "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
     "frontend": {"optim"},
-    "quantization": {"ops"},
+    "quantization": {"ops", "templates"},
     "llm": {"ops", "quantization"},
     "inspection": {"backend", "capture", "quantization"},
     "nn": {"optim"},

@@ -193,7 +193,9 @@ def dequantize_weight(
         both = torch.stack([weight & 15, weight >> 4], -1)
         weight = both.flatten(-2)[:, :depth]
     if name == "nf4":
-        values = torch.tensor(NF4, device=weight.device)[weight.int()]
+        # A tensor of constants would be an attribute of the traced graph, which a lowering has not.
+        values = torch.cat([scales.new_full((1,), v, dtype=torch.float32) for v in NF4])
+        values = values[weight.int()]
     elif name == "fp8":
         values = weight.float()
     elif zeros is None:
@@ -213,7 +215,8 @@ def expand_groups(values: Tensor, group_size: int, depth: int) -> Tensor:
     """
     if values.shape[-1] == 1:
         return values.expand(*values.shape[:-1], depth)
-    return values.repeat_interleave(group_size, -1)[..., :depth]
+    groups = torch.arange(depth, device=values.device) // group_size
+    return values.index_select(-1, groups)
 
 
 def quantize_activations(x: Tensor, group_size: int) -> tuple[Tensor, Tensor]:

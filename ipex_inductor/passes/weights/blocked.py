@@ -17,7 +17,7 @@ from ipex_inductor.ops.gemm.blocked import COLUMNS, pair_size
 from ipex_inductor.passes.attention import short_attention
 from ipex_inductor.passes.weights.packing import Product
 from ipex_inductor.target.device import architecture
-from ipex_inductor.templates.cpu import cpu_library, int8
+from ipex_inductor.templates.cpu import cpu_library, int8, weight_only
 from ipex_inductor.templates.cpu.blocked import BINARY, UNARY
 
 Node = torch.fx.Node
@@ -73,6 +73,8 @@ def begin_building(gm: torch.fx.GraphModule) -> None:
         cpu_library.begin()
     if any("quantized_decomposed" in str(node.target) for node in gm.graph.nodes):
         int8.begin()
+    if any("weight_only_linear" in str(node.target) for node in gm.graph.nodes):
+        weight_only.begin()
 
 
 def in_blocks(product: Product) -> Product | None:

@@ -13,6 +13,9 @@ from ipex_inductor.quantization.weight_only.qconfig import QConfigWoq
 from ipex_inductor.quantization.weight_only.rounding import round_to_nearest
 from ipex_inductor.quantization.weight_only.storage import QuantizedWeight, dequantize
 from ipex_inductor.quantization.weight_only.words import read_awq, read_gptq
+from ipex_inductor.templates.cpu import weight_only as kernels
+
+kernels.register()  # so that eager calls on CPUs run the kernel too
 
 
 class QuantMethod(IntEnum):

@@ -53,12 +53,12 @@ def build(request: pytest.FixtureRequest) -> Iterator[str]:
     if name != "this CPU":
         if level(arch) > level(HERE) or (not HERE.startswith("x86-64")):
             pytest.skip(f"this CPU, {HERE}, has no {name}")
-        if listed and not listed <= int8._capabilities():
+        if listed and not listed <= int8.list_instructions():
             pytest.skip(f"this CPU has no {name}")
     with pytest.MonkeyPatch.context() as patch:
         if name != "this CPU":
             if listed is not None:
-                patch.setattr(int8, "_capabilities", lambda: listed)
+                patch.setattr(int8, "list_instructions", lambda: listed)
             with as_cpu(arch):
                 settings, library = int8._settings(), int8.library.__wrapped__()
             # AVX-VNNI is chosen where the library is loaded, not for other CPUs of the level.
