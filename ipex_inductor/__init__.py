@@ -62,7 +62,7 @@ _HOMES = {
     "ipex_inductor.ipex_api.switches": ("enable_onednn_fusion", "set_logging_level", "version"),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = frozenset({"cpu", "frontend", "nn", "optim", "quantization", "xpu"})
+_MODULES = frozenset({"cpu", "frontend", "llm", "nn", "optim", "quantization", "xpu"})
 
 __all__ = ["derived_memory", "explain", "refresh", "report", *_HOME]
 

@@ -135,3 +135,7 @@ class QuantizationError(IpexError, ValueError):
 
 class SummaryFileError(IpexError, ValueError):
     """A file of scales that is missing, torn, foreign, or of another model."""
+
+
+class CheckpointError(IpexError, ValueError):
+    """A checkpoint of quantized weights that is missing, torn, foreign, or of another model."""

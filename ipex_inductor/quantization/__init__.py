@@ -13,15 +13,36 @@ from ipex_inductor.quantization.qconfigs import (
     default_static_qconfig,
     default_static_qconfig_mapping,
     get_smooth_quant_qconfig_mapping,
+    get_weight_only_quant_qconfig_mapping,
 )
 from ipex_inductor.quantization.scheme import Scheme
 from ipex_inductor.quantization.training import prepare_qat
 from ipex_inductor.quantization.tuning import autotune
+from ipex_inductor.quantization.weight_only import (
+    WeightOnlyLinear,
+    gptq,
+    quantize_weights,
+    report_weights,
+    save_gptq,
+)
+from ipex_inductor.quantization.weight_only.qconfig import (
+    QConfigWoq,
+    WoqActQuantMode,
+    WoqLowpMode,
+    WoqWeightDtype,
+    WoqWeightQScheme,
+)
 
 __all__ = [
     "QConfigMapping",
+    "QConfigWoq",
     "QuantConf",
     "Scheme",
+    "WeightOnlyLinear",
+    "WoqActQuantMode",
+    "WoqLowpMode",
+    "WoqWeightDtype",
+    "WoqWeightQScheme",
     "autotune",
     "calibrate",
     "convert",
@@ -30,11 +51,16 @@ __all__ = [
     "default_static_qconfig",
     "default_static_qconfig_mapping",
     "get_smooth_quant_qconfig_mapping",
+    "get_weight_only_quant_qconfig_mapping",
+    "gptq",
     "load",
     "prepare",
     "prepare_qat",
+    "quantize_weights",
     "report",
+    "report_weights",
     "save",
+    "save_gptq",
 ]
 
 

@@ -4,7 +4,6 @@ Nothing is captured, so models with control flow that depends on data work. The 
 runs under a mode that replaces `torch.nn.functional.linear`, whoever calls it.
 """
 
-import copy
 import copyreg
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.ops.quant.fp8_steps import LIMITS
 from ipex_inductor.quantization import attention
+from ipex_inductor.quantization.graphs.copying import copy_with
 from ipex_inductor.quantization.rounding import (
     multiply_by_fp8_weight,
     multiply_in_fp8,
@@ -259,22 +259,3 @@ def share_copy(model: nn.Module) -> nn.Module:
         QuantizationError: if an attribute cannot be copied.
     """
     return copy_with(model, {})
-
-
-def copy_with(model: nn.Module, tensors: Mapping[int, Tensor]) -> nn.Module:
-    """Return a copy of a model's modules with other parameters and buffers, by the ids of its own.
-
-    Parameters and buffers that are not among them are shared.
-
-    Raises:
-        QuantizationError: if an attribute cannot be copied.
-    """
-    shared: list[Tensor] = [*model.parameters(), *model.buffers()]
-    try:
-        return copy.deepcopy(model, {**{id(tensor): tensor for tensor in shared}, **tensors})
-    except Exception as error:
-        raise QuantizationError(
-            "a model whose modules can be copied",
-            f"{type(model).__name__}, which cannot ({error})",
-            "Give the attribute a `__deepcopy__`, or remove it first.",
-        ) from error

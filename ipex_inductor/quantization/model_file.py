@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from ipex_inductor import compat
 from ipex_inductor.errors import QuantizationError, SummaryFileError
 from ipex_inductor.quantization.converted import QuantizedModel
-from ipex_inductor.quantization.dynamic import copy_with
 from ipex_inductor.quantization.files.example_inputs import InputEntry, describe_inputs, make_inputs
 from ipex_inductor.quantization.files.summary_file import (
     LayerEntry,
@@ -25,6 +24,7 @@ from ipex_inductor.quantization.files.summary_file import (
     write_whole,
 )
 from ipex_inductor.quantization.files.tensor_file import read_tensors, write_tensors
+from ipex_inductor.quantization.graphs.copying import copy_with
 from ipex_inductor.quantization.model_summary import layer_entries, load_scales
 from ipex_inductor.quantization.preparing import (
     ModelRecipe,

@@ -20,6 +20,8 @@ from ipex_inductor.quantization.smoothing import (
     prepare_smoothed,
     smoothing_of,
 )
+from ipex_inductor.quantization.weight_only import models as weights
+from ipex_inductor.quantization.weight_only.qconfig import is_weight_only
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,17 @@ def prepare(
     bn_folding: bool = True,
     example_kwarg_inputs: dict[str, Any] | None = None,
 ) -> Any:
-    """Prepare a model for calibration, or for dynamic quantization.
+    """Prepare a model for calibration, for dynamic or for weight-only quantization.
 
-    `model` itself is never changed; what is returned shares its parameters.
+    `model` itself is never changed; what is returned shares its parameters. Weight-only
+    quantization with `inplace` changes the model, so that memory holds its weights once.
 
     Args:
         model: the model.
         configure: a QConfigMapping or QConfig, ours or of `torch.ao`; or a `QuantConf`.
         example_inputs: a tensor or a tuple, for static quantization. Sizes may differ later.
-        inplace: accepted; nothing is copied that could be shared.
+        inplace: change the model in weight-only quantization; else nothing is copied that could
+            be shared, and the argument is accepted.
         bn_folding: fold batch norms into the layers before them.
         example_kwarg_inputs: keyword arguments of the model.
 
@@ -63,6 +67,8 @@ def prepare(
     if isinstance(configure, QuantConf):
         configure.bind(model)
         return model, configure
+    if is_weight_only(configure):
+        return weights.prepare_weights(model, configure, inplace)
     mapping = read_mapping(configure)
     if is_dynamic(mapping):
         return dynamic.prepare_dynamic(model, mapping)
@@ -107,11 +113,13 @@ def convert(
 ) -> nn.Module:
     """Return the quantized form of a model; `model` itself is never changed.
 
+    Weight-only quantization with `inplace` releases each layer's weight behind it.
+
     Args:
         model: a prepared model; or with `conf` and `inputs` any model, as in releases 1.9 to 1.11.
         conf: a `QuantConf` with the statistics of `calibrate`, or with a file.
         inputs: example inputs, a tensor or a tuple.
-        inplace: accepted; nothing is copied that could be shared.
+        inplace: change the model in weight-only quantization; else accepted.
 
     Raises:
         QuantizationError: if the model was not prepared or not calibrated.
@@ -123,6 +131,8 @@ def convert(
         return finish_conversion(model)
     if dynamic.is_prepared(model):
         return dynamic.convert_dynamic(model)
+    if weights.is_prepared(model):
+        return weights.convert_weights(model, inplace)
     raise QuantizationError(
         "a model that `prepare` returned, or a QuantConf beside the model",
         f"a {type(model).__name__} and conf={conf!r}",

@@ -14,6 +14,13 @@ import torch
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization.files.summary import plain_operator
 from ipex_inductor.quantization.scheme import Choices, Layer, Scheme, SchemeMapping
+from ipex_inductor.quantization.weight_only.qconfig import (
+    QConfigWoq,
+    WoqActQuantMode,
+    WoqLowpMode,
+    WoqWeightDtype,
+    WoqWeightQScheme,
+)
 from ipex_inductor.reporting import decisions
 
 
@@ -144,6 +151,31 @@ def get_smooth_quant_qconfig_mapping(
     mapping = QConfigMapping().set_global(scheme)
     mapping.smooth_quant = SmoothQuant(float(alpha), share_weight_observers)
     return mapping
+
+
+def get_weight_only_quant_qconfig_mapping(
+    *,
+    weight_dtype: WoqWeightDtype = WoqWeightDtype.INT8,
+    lowp_mode: WoqLowpMode = WoqLowpMode.NONE,
+    act_quant_mode: WoqActQuantMode = WoqActQuantMode.PER_BATCH_IC_BLOCK_SYM,
+    group_size: int = -1,
+    weight_qscheme: WoqWeightQScheme = WoqWeightQScheme.UNDEFINED,
+) -> QConfigMapping:
+    """Return a mapping that quantizes the weights of all linear layers.
+
+    Args:
+        weight_dtype: type of the stored weights.
+        lowp_mode: precision of the GEMM. INT8 quantizes activations in each call.
+        act_quant_mode: granularity of activations in lowp_mode INT8; without effect elsewhere.
+        group_size: weights of a row that share a scale, -1 for the whole row.
+        weight_qscheme: UNDEFINED is asymmetric where the other settings allow it.
+
+    Raises:
+        QuantizationError: for settings that do not go together.
+        ArgumentError: for a value of no such enumeration.
+    """
+    qconfig = QConfigWoq(weight_dtype, lowp_mode, act_quant_mode, group_size, weight_qscheme)
+    return QConfigMapping().set_global(qconfig)
 
 
 def read_qconfig(qconfig: Any) -> Scheme | None:

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
     "frontend": {"optim"},
     "quantization": {"ops", "templates"},
+    "llm": {"ops", "quantization"},
     "inspection": {"backend", "capture", "quantization"},
     "nn": {"optim"},
     "cpu": set(),

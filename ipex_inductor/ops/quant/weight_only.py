@@ -5,7 +5,7 @@ The tensors are row-major and lie as checkpoints and `state_dict` have them. No 
 torch, for every device.
 """
 
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -107,16 +107,37 @@ def _(call: Arguments) -> object:
     return call.x.new_empty((*call.x.shape[:-1], call.weight.shape[0]))
 
 
-def _refuse_backward(ctx: Any, *gradients: Any) -> NoReturn:
-    """Raise `QuantizationError`: the op has no backward."""
-    raise QuantizationError(
-        "inference of a model with quantized weights",
-        "a backward through it",
-        "Call it under torch.no_grad().",
-    )
+def _keep_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save what the backward reads: the quantized weight, not the activations."""
+    x, weight, scales, zeros, order, bias, *scheme = inputs
+    ctx.save_for_backward(weight, scales, zeros, order)
+    ctx.scheme, ctx.depth, ctx.dtype = Scheme(*scheme), x.shape[-1], x.dtype
+    ctx.has_bias = bias is not None and bias.requires_grad
 
 
-weight_only_linear.register_autograd(_refuse_backward)
+def _multiply_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradient of the activations; quantized weights have none.
+
+    Raises:
+        QuantizationError: for compute "int8", whose rounding of activations has no gradient, and a
+            bias that requires one.
+    """
+    if ctx.scheme.compute == "int8" or ctx.has_bias:
+        raise QuantizationError(
+            "gradients of activations alone, computed in floating point",
+            'compute "int8"' if ctx.scheme.compute == "int8" else "a bias that requires a gradient",
+            'Use compute "bfloat16" and bias.detach(), or call it under torch.no_grad().',
+        )
+    weight, scales, zeros, order = ctx.saved_tensors
+    plain = dequantize_weight(weight, scales, zeros, ctx.scheme, ctx.depth)
+    dtype = COMPUTES[ctx.scheme.compute]
+    result = gradient.to(dtype).float() @ plain.to(dtype).float()
+    if order is not None:
+        result = result.index_select(-1, order.argsort())
+    return (result.to(ctx.dtype), *[None] * 8)
+
+
+weight_only_linear.register_autograd(_multiply_backward, setup_context=_keep_weight)
 
 
 def compute_reference(

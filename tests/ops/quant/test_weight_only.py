@@ -11,7 +11,12 @@ from torch._inductor.utils import run_and_get_code
 import ipex_inductor
 from ipex_inductor.errors import ArgumentError, IpexError, QuantizationError
 from ipex_inductor.lowerings.quant import weight_only as lowering
-from ipex_inductor.ops.quant.weight_only import Scheme, compute_reference, quantize_activations
+from ipex_inductor.ops.quant.weight_only import (
+    Scheme,
+    compute_reference,
+    dequantize_weight,
+    quantize_activations,
+)
 from ipex_inductor.templates.cpu import weight_only
 from support.weight_only_ops import (
     BF16,
@@ -149,8 +154,20 @@ def test_wrong_arguments_are_refused(
         o.by_op()
 
 
-def test_a_backward_is_refused() -> None:
-    o = make_operands(2, 64, 8, Scheme("int4", 32, "float32"))
+def test_a_backward_reaches_activations_alone() -> None:
+    o = make_operands(2, 64, 8, Scheme("int4", 32, "float32"), order=True)
+    o.x.requires_grad_()
+    o.by_op().sum().backward()
+    weight = torch.empty(8, 64)
+    plain = dequantize_weight(o.weight, o.scales, o.zeros, Scheme("int4", 32, "float32"), 64)
+    weight[:, o.order.long()] = plain
+    assert o.x.grad is not None
+    expected = weight.sum(0).expand_as(o.x.grad)
+    torch.testing.assert_close(o.x.grad, expected, rtol=1e-5, atol=1e-5)  # sums of 8 in fp32
+
+
+def test_a_backward_through_rounded_activations_is_refused() -> None:
+    o = make_operands(2, 64, 8, Scheme("int4", 32, "int8"))
     o.x.requires_grad_()
     with pytest.raises(QuantizationError, match="no_grad"):
         o.by_op().sum().backward()
