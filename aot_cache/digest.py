@@ -38,6 +38,7 @@ ROOMS = (
     "ipex_inductor.inspection",
     "ipex_inductor.ipex_api",
     "ipex_inductor.ipex_api.old_names",
+    "ipex_inductor.llm",
     "ipex_inductor.lowerings",
     "ipex_inductor.lowerings.attention",
     "ipex_inductor.lowerings.common",

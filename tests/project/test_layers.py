@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "compiler": {"passes", "lowerings", "autotune", "aot_cache", "ops", "capture"},
     "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
     "frontend": {"optim"},
+    "llm": {"frontend"},
     "quantization": {"ops"},
     "inspection": {"backend", "capture", "quantization"},
     "nn": {"optim"},
