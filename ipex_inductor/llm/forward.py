@@ -74,19 +74,16 @@ class CompiledForward:
             return self.eager(*args, **kwargs)
         arguments = self._bind(args, kwargs)
         name = next((n for n in CACHE_NAMES if arguments.get(n) is not None), "")
+        if self.family.is_eager:
+            return self._call_eagerly(self.family.reason, args, kwargs)
         if not name:
-            return self._call_without_cache(args, kwargs)
+            return self.steps.call_whole(args, kwargs)
         return self._call_with_cache(arguments, arguments[name])
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if args and not self._names:
             self._names = tuple(inspect.signature(self.eager).parameters)
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
-
-    def _call_without_cache(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self.family.is_eager:
-            return self._call_eagerly(self.family.reason, args, kwargs)
-        return self.steps.call_whole(args, kwargs)
 
     def _call_with_cache(self, arguments: dict[str, Any], cache: Any) -> Any:
         from ipex_inductor.llm import caches

@@ -66,7 +66,8 @@ def spread(model: nn.Module) -> None:
     """Draw weights so large that logits differ: no tie decides a token."""
     for name, param in model.named_parameters():
         if param.dim() > 1:
-            fan = param.shape[-1] if "embed" not in name and "wte" not in name else 1
+            is_table = any(word in name for word in ("embed", "wte", "shared"))
+            fan = 1 if is_table else param.shape[-1]
             param.normal_(0, (1.5 if fan > 1 else 1.0) / fan**0.5)
 
 
