@@ -160,9 +160,18 @@ class CompiledForward:
         others = [n for n, v in arguments.items() if isinstance(v, Tensor) and n not in PADDABLE]
         if others:
             return f"prompts: they come with {', '.join(others)}"
+        if isinstance(arguments.get(KEEP), Tensor):
+            return f"prompts: {KEEP} is a tensor"
         config = self.model.config
+        if not arguments.get("return_dict", getattr(config, "return_dict", True)):
+            return "prompts: return_dict is off"
         recorded = [n for n in RECORDED if arguments.get(n, getattr(config, n, False))]
         return f"prompts: {recorded[0]} is on" if recorded else ""
+
+    def cache_key(self) -> tuple[Any, ...]:
+        """Return what dtypes and devices of cached tensors follow from, beside the model's code."""
+        param = next(self.model.parameters())
+        return (*modes()[2:], param.dtype, param.device)
 
     def _allocate(self, arguments: dict[str, Any], cache: Any) -> None:
         """Let the model allocate the layers of `cache` in a short eager call, and learn them."""
@@ -174,7 +183,7 @@ class CompiledForward:
             self.eager(**chunk.arguments(widen_mask(arguments, cache), length))
             cache.reset()
         if cache.is_allocated:
-            self.pool.learn_layout(modes()[2:], cache.layouts())
+            self.pool.learn_layout(self.cache_key(), cache.layouts())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import torch
 
 from ipex_inductor.llm import buckets
 from ipex_inductor.llm.forward import CompiledForward
-from ipex_inductor.llm.steps import modes
 
 
 class Generate:
@@ -84,7 +83,7 @@ class PrepareCache:
             if self._may_pad_encoder(settings):
                 pad_encoder(model_kwargs)
             encoder = model_kwargs["encoder_outputs"][0].shape[1]
-        key = modes()[2:]
+        key = self.forward.cache_key()
         layouts = self.forward.pool.layout(key)
 
         def make() -> Any:
@@ -97,6 +96,9 @@ class PrepareCache:
         cache = leases.take((batch, ceiling, encoder, key), make)
         own = caches.decoder_part(cache)
         own.beams, own.prompt_length = beams, 0
+        if own is not cache:  # beams of one text attend to one output of the encoder
+            cross = cache.cross_attention_cache
+            cross.beams, cross.prompt_length = beams, encoder
         model_kwargs[name] = cache
         settings.disable_compile = True  # `forward` compiles itself
 

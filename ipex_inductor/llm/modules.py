@@ -98,7 +98,7 @@ class Linear2SiluMul(nn.Module):
         super().__init__()
         self.linear_s, self.linear_m = linear_s, linear_m
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """Return silu(linear_s(x)) * linear_m(x)."""
         return F.silu(self.linear_s(x)) * self.linear_m(x)
 

@@ -172,6 +172,28 @@ class TestGeneration:
         optimized.generate(prompt(1, 20, seed=1), **NEW)
         assert torch.equal(first.past_key_values.layers[0].keys, kept)
 
+    def test_a_model_may_be_cast_later(self, llama):
+        optimized, tokens = optimize(llama), prompt(1, 20)
+        optimized.generate(tokens, **NEW)
+        optimized.to(torch.float64)
+        assert torch.equal(optimized.generate(tokens, **NEW), llama.generate(tokens, **NEW))
+
+    @pytest.mark.parametrize(
+        "words", [{"return_dict": False}, {"logits_to_keep": torch.tensor([3])}]
+    )
+    def test_calls_that_cannot_be_padded_run_eagerly(self, llama, words):
+        optimized, tokens = optimize(llama), prompt(1, 20)
+        with optimized.forward.pool.lease_scope():
+            result = optimized.generate(tokens, return_dict_in_generate=True, **NEW)
+            cache = result.past_key_values
+            cache.reset()
+            cache.prompt_length = 0
+            with torch.no_grad():
+                ours = optimized(tokens, past_key_values=cache, **words)[0]
+                theirs = llama(tokens, **words)[0]
+        torch.testing.assert_close(ours, theirs)
+        assert len(optimized.forward.reasons) == 1
+
     def test_direct_calls(self, llama):
         optimized = optimize(llama)
         batch = left_padded(3, 12)
