@@ -104,13 +104,13 @@ class PrepareCache:
 
 
 def pad_encoder(model_kwargs: dict[str, Any]) -> None:
-    """Pad the encoder's output to a length of few, behind a mask, so decoding has few graphs."""
+    """Pad the encoder's output to one of few lengths, with a mask, so decoding has few graphs."""
     outputs = model_kwargs["encoder_outputs"]
     states = outputs[0]
     batch, length = states.shape[:2]
     missing = sum(buckets.round_chunk(part) for _, part in buckets.split_into_chunks(length))
     missing -= length
-    if missing <= 0 or not hasattr(outputs, "last_hidden_state"):
+    if not hasattr(outputs, "last_hidden_state"):
         return
     mask = model_kwargs.get("attention_mask")
     if mask is None:
