@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ipex_inductor.ipex_api.switches import enable_onednn_fusion as enable_onednn_fusion
     from ipex_inductor.ipex_api.switches import set_logging_level as set_logging_level
     from ipex_inductor.ipex_api.switches import version as version
+    from ipex_inductor.llm import optimize_transformers as optimize_transformers
     from ipex_inductor.prebuild.exporting import package as package
     from ipex_inductor.prebuild.loading import load as load
     from ipex_inductor.quantization import QuantConf as QuantConf
@@ -55,6 +56,7 @@ _HOMES = {
         "get_fp32_math_mode",
         "set_fp32_math_mode",
     ),
+    "ipex_inductor.llm": ("optimize_transformers",),
     "ipex_inductor.prebuild.exporting": ("package",),
     "ipex_inductor.quantization": ("QuantConf", "calibrate"),
     "ipex_inductor.prebuild.loading": ("load",),

@@ -39,7 +39,7 @@ class PassSettings:
         rules_off: Names of rules that are off; "*" for all.
         training: Whether the graph is for training.
         choose: Returns the call that computes an op of ours on a GPU.
-        why_not_quantized: By kind of kernels, "int8", "fp8" or "weight only": returns why those of a device are
+        why_not_quantized: By kind, a key of `NOT_CALLED`: returns why kernels of a device are
             not available, or None. That of FP8 with `calls=False`: why generated code cannot
             convert FP8.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.

@@ -193,9 +193,8 @@ def test_what_torch_has_under_xpu_is_torchs(ipex):
 
 
 def test_what_casts_and_takes_the_optimizer_names_optimize(ipex):
-    for name in ("fast_bert", "optimize_transformers", "llm.optimize"):
-        with pytest.raises(NotCarriedError, match=r"optimize\(model, dtype=[.]{3}, optimizer="):
-            reached(ipex, name)
+    with pytest.raises(NotCarriedError, match=r"optimize\(model, dtype=[.]{3}, optimizer="):
+        reached(ipex, "fast_bert")
 
 
 def test_the_reason_for_fx_names_no_switch_that_does_nothing(ipex):
@@ -256,10 +255,17 @@ def test_an_unknown_name_is_an_ordinary_error(ipex):
 def test_guards_of_old_programs_hold(ipex):
     assert not hasattr(ipex, "fast_bert")
     try:
-        from intel_extension_for_pytorch.llm import optimize
+        from intel_extension_for_pytorch.llm import utils
     except ImportError:
-        optimize = None
-    assert optimize is None
+        utils = None
+    assert utils is None
+
+
+def test_language_models_are_optimized_by_both_old_names(ipex):
+    from intel_extension_for_pytorch.llm import optimize
+
+    assert optimize is ipex.llm.optimize is ipex_inductor.llm.optimize
+    assert ipex.optimize_transformers is ipex.llm.optimize
 
 
 def test_dir_shows_what_resolves(ipex):

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
     "frontend": {"optim"},
     "quantization": {"ops", "templates"},
-    "llm": {"ops", "quantization"},
+    "llm": {"frontend", "ops", "quantization"},
     "inspection": {"backend", "capture", "quantization"},
     "nn": {"optim"},
     "cpu": set(),
