@@ -29,8 +29,8 @@ class WeightOnlyCall(OurCall):
     def declare(self, wrapper: Any) -> None:
         """Write once per graph what calls in C++ depend on."""
         super().declare(wrapper)
-        if not hasattr(wrapper, NAME):
-            setattr(wrapper, NAME, True)
+        if not hasattr(wrapper, "ipex_weight_only"):
+            wrapper.ipex_weight_only = True
             declarations = weight_only.declarations(inside=V.graph.aot_mode)
             wrapper.define_kernel(NAME, "", None, False, declarations)
 
