@@ -1,11 +1,14 @@
 """Files of Inductor and Triton: their folders, loaded kernels, and cached answers of g++."""
 
 import contextlib
+import copyreg
 import os
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from ipex_inductor.compat import versions
 
@@ -40,6 +43,9 @@ def cache_folder(path: Path, answers: Answers) -> Iterator[None]:
     CPU support AVX2, AVX-512, AMX ... is answered from `answers`; Inductor would build and load a
     library for each in every process. A missing answer is computed and stored; code that compiles
     for a CPU with more features is not tried again for one with fewer.
+
+    Memory formats are pickled by their names. Without that pickle searches all modules for one that
+    has torch, so keys of Inductor's cache depend on the order of a process's imports.
 
     Args:
         path: the folder of the files.
@@ -84,6 +90,17 @@ def _remember() -> None:
 
     vec_isa: Any = VecISA
     vec_isa.check_build = check
+    copyreg.pickle(torch.memory_format, _reduce_memory_format)  # type: ignore[arg-type]
+
+
+def _reduce_memory_format(value: torch.memory_format) -> tuple[Any, tuple[str]]:
+    return _find_memory_format, (str(value).removeprefix("torch."),)
+
+
+def _find_memory_format(name: str) -> torch.memory_format:
+    """Return the memory format of a pickle; called by its name in stored files."""
+    found: torch.memory_format = getattr(torch, name)
+    return found
 
 
 def _questions(isa: Any, code: str) -> Iterator[str]:
@@ -114,6 +131,7 @@ def _switch() -> None:
     else:
         vec_isa: Any = VecISA
         vec_isa.check_build = _outside["check_build"]
+        copyreg.dispatch_table.pop(torch.memory_format, None)
         for kind, cache in _outside["loaded"].items():
             kind.cache = cache
         used_triton = os.path.exists(os.environ.get("TRITON_CACHE_DIR", ""))

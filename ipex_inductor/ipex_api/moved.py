@@ -17,10 +17,14 @@ MOVED = {
 
 
 class MovedModule(ModuleType):
-    """A module under its old name, whose attributes are those of the new one."""
+    """A module under its old name, whose attributes are those of the new one.
+
+    Modules are none of them: pickle asks each module of a process for torch.
+    """
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system asks for its own attributes
+        # The import system asks for attributes of its own.
+        if name.startswith("__") or name in sys.modules:
             raise AttributeError(name)
         home = MOVED[self.__name__]
         message = f"{self.__name__} is {home} now. Import that: the old name ends with version 0.3."

@@ -1,10 +1,13 @@
 """Torch versions: tested ones, one too old, one too new, and what users then see."""
 
+import pickle
 import subprocess
 import sys
+import types
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+import torch
 
 from ipex_inductor import compat
 from ipex_inductor.errors import CompilerNotFoundError, UnsupportedTorchError
@@ -185,3 +188,28 @@ def test_a_template_that_waits_is_what_it_would_have_been():
     broken = _later(KernelTemplate._template_from_string, "{% for %}")
     with pytest.raises(Exception, match=r"Expected an expression|Error in template"):
         _ = broken.render()
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_memory_formats_are_pickled_alike_whatever_was_imported_first(
+    layout, tmp_path, monkeypatch
+):
+    """Pickle names the first module that has torch, and Inductor's keys hold pickles."""
+
+    def pickled():
+        with compat.cache_folder(tmp_path, dict):
+            return pickle.dumps(layout)
+
+    usual = pickled()
+    other = types.ModuleType("imported_before_torch")
+    other.torch = torch
+    modules = {"imported_before_torch": other, **sys.modules}
+    monkeypatch.setattr(sys, "modules", modules)
+    with pytest.raises(pickle.PicklingError, match="imported_before_torch"):
+        pickle.dumps(layout)  # outside, as torch has it
+    assert pickled() == usual
+    assert pickle.loads(usual) is layout  # noqa: S301
+
+
+def test_an_old_module_has_no_modules():
+    assert not hasattr(sys.modules["ipex_inductor.compat_ipex"], "torch")

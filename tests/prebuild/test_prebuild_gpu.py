@@ -587,8 +587,8 @@ def test_a_training_step_is_found_forward_backward_and_optimizer(trained, tmp_pa
     path, built = trained
     # The step, and the norm of the gradients by itself and with the step's scalars, each of aligned
     # gradients and of others; these scalars alone; what hashes weights, and what compares hashes;
-    # what reads tensors, and what reads weights.
-    assert sorted(built["own"]) == ["cpp"] * 2 + ["cubin"] * 9
+    # what reads tensors, what reads weights, and what notes accesses to them.
+    assert sorted(built["own"]) == ["cpp"] * 3 + ["cubin"] * 9
     assert built["compiled"] == built["kernels"] + 9 >= 11
     user = {"bundle": str(path), "train": True, "lazy": True, "env": ELSEWHERE}
     (found,) = run({"home": str(tmp_path), **user})
