@@ -1,6 +1,5 @@
 """Torch versions: tested ones, one too old, one too new, and what users then see."""
 
-import pickle
 import subprocess
 import sys
 import types
@@ -195,6 +194,7 @@ def test_memory_formats_are_pickled_alike_whatever_was_imported_first(
     layout, tmp_path, monkeypatch
 ):
     """Pickle names the first module that has torch, and Inductor's keys hold pickles."""
+    import pickle
 
     def pickled():
         with compat.cache_folder(tmp_path, dict):
