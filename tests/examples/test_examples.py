@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.report_page import read_page_data
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.rglob("*.py"))
@@ -115,9 +117,8 @@ def test_compare_autotune(run, tmp_path):
     page = tmp_path / "report.html"
     text = run("compare_autotune.py", "--html", str(page))
     assert numbers("exit code #: ", text) in (0, 1)  # the same kernels, on a noisy machine
-    html = page.read_text()
-    assert html.lower().startswith("<!doctype html>")
-    assert "aten.bmm.default" in html
+    assert page.read_text().lower().startswith("<!doctype html>")
+    assert "aten.bmm" in str(read_page_data(page))
 
 
 def test_old_ipex_script(run):

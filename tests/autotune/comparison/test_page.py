@@ -1,9 +1,6 @@
 """The page of a comparison, in a browser: sorting, details, plots, and text that stays text."""
 
-import base64
-import json
 import math
-import zlib
 
 import pytest
 from msgspec.structs import replace
@@ -16,6 +13,7 @@ from ipex_inductor.autotune.record import Choice, Operand, Problem
 from ipex_inductor.cli import app
 from support import browser, html_check
 from support.autotune.autotune_records import LIBRARY, PROVENANCE, TILES, failed, record, timed
+from support.report_page import read_page_data
 
 pytestmark = pytest.mark.unit
 
@@ -33,12 +31,6 @@ def run(*args):
 
 def shares(outcome, rate, bandwidth):
     return replace(outcome, rate=rate, bandwidth=bandwidth)
-
-
-def data_of(path):
-    """Return what the page decompresses."""
-    block = path.read_text().partition('id="data">')[2].partition("</script>")[0]
-    return json.loads(zlib.decompress(base64.b64decode(block)))
 
 
 @pytest.fixture
@@ -75,7 +67,7 @@ def test_no_text_of_records_ends_a_block_or_is_a_template(sides, tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert "<img" not in text
     assert text.count("</script>") == 3
-    rows = data_of(tmp_path / "page.html")["rows"]
+    rows = read_page_data(tmp_path / "page.html")["rows"]
     assert EVIL + JINJA in [row["a"]["choice"] for row in rows]
 
 
@@ -84,9 +76,9 @@ def test_a_page_has_no_more_rows_than_a_browser_can_hold(sides, tmp_path, monkey
     path = tmp_path / "page.html"
     run(*sides, "--html", path)
     assert "lists the first 2 of 4 problems" in path.read_text()
-    assert len(data_of(path)["rows"]) == 2
+    assert len(read_page_data(path)["rows"]) == 2
     run(*sides, "--html", path, "--all")
-    assert len(data_of(path)["rows"]) == 4
+    assert len(read_page_data(path)["rows"]) == 4
 
 
 @pytest.fixture
