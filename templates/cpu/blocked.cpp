@@ -127,13 +127,12 @@ constexpr decltype(&multiply<1, 1, T>) MULTIPLY[] = {
 };
 
 #if AMX_TILES
-constexpr int64_t DEPTH = 32;   // of K in a row of a tile
-constexpr int64_t TILED = 2;    // rows from which tiles are faster than vectors
+constexpr int64_t DEPTH = 32;                  // of K in a row of a tile
 constexpr int64_t TOGETHER_BYTES = 512 << 10;  // of the second cache, for blocks that are read often
 
 // Whether tiles compute it: they read whole rows of K, and weights in one panel.
 SHORT bool fits_tiles(const Product<c10::BFloat16>& p) {
-  return HAS_TILES && p.rows >= TILED && p.depth % DEPTH == 0 && p.panel == COLUMNS;
+  return HAS_TILES && p.depth % DEPTH == 0 && p.panel == COLUMNS;
 }
 template <typename T>
 SHORT bool fits_tiles(const Product<T>&) {
