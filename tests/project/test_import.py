@@ -7,6 +7,7 @@ import re
 import statistics
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
