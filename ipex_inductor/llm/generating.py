@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,10 +31,19 @@ class Generate:
         """Generate tokens, with the arguments and results of the model's own `generate`."""
         with self.forward.pool.lease_scope() as leases:
             result = type(self.model).generate(self.model, *args, **kwargs)
-            if isinstance(result, Mapping):
-                for value in result.values():
-                    leases.keep_out(value)
+            for value in walk_values(result):
+                leases.keep_out(value)
         return result
+
+
+def walk_values(result: Any) -> Iterator[Any]:
+    """Yield a result, and what mappings, lists and tuples in it hold."""
+    yield result
+    if isinstance(result, Mapping):
+        result = list(result.values())
+    if isinstance(result, (list, tuple)):
+        for each in result:
+            yield from walk_values(each)
 
 
 class PrepareCache:

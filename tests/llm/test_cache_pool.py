@@ -8,6 +8,7 @@ from torch._dynamo.utils import counters
 
 from ipex_inductor.llm import buckets, optimize
 from ipex_inductor.llm.cache_pool import KEPT, CachePool
+from ipex_inductor.llm.generating import walk_values
 from support.llm_families import FAMILIES, left_padded, prompt
 
 NEW = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0}
@@ -81,6 +82,12 @@ class TestPool:
             leases.keep_out(kept)
         with pool.lease_scope() as leases:
             assert leases.take("shape", Cache) is not kept
+
+    def test_caches_are_found_in_all_of_a_result(self):
+        """Whisper's result holds one result for each segment."""
+        kept = Cache()
+        result = {"segments": [[{"result": {"past_key_values": kept}}]], "sequences": None}
+        assert any(value is kept for value in walk_values(result))
 
     def test_few_idle_caches_are_kept(self):
         pool = CachePool()
