@@ -90,7 +90,7 @@ def _remember() -> None:
 
     vec_isa: Any = VecISA
     vec_isa.check_build = check
-    copyreg.pickle(torch.memory_format, _reduce_memory_format)  # type: ignore[arg-type]
+    copyreg.pickle(torch.memory_format, _reduce_memory_format)
 
 
 def _reduce_memory_format(value: torch.memory_format) -> tuple[Any, tuple[str]]:
