@@ -1,17 +1,14 @@
 """Lowering of `ipex::conv_preactivated` (BN+ReLU+conv1x1) to one kernel where that is faster.
 
-"Apart" means that the graph stays as it is: the results of norm and ReLU are concatenated in
-memory, and the kernel of the convolution is chosen as for any other convolution.
+Otherwise the results of norm and ReLU are concatenated in memory.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import astuple
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 from torch._inductor import ir
 from torch._inductor.lowering import register_lowering
@@ -27,7 +24,7 @@ from ipex_inductor.lowerings.common.templated import (
     node,
     template,
 )
-from ipex_inductor.lowerings.conv import conv
+from ipex_inductor.lowerings.conv.fused import FusedConv, as_conv_problem
 from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.conv import batch_norm_relu as op
 from ipex_inductor.templates.triton import batch_norm_relu
@@ -45,18 +42,12 @@ def extract_convolution(problem: Problem) -> Problem:
     channels = int(weight.shape[1])
     strides = height * width * channels, 1, width * channels, channels
     activation = Operand((batch, channels, height, width), strides, x.dtype)
-    operands = (
-        activation,
-        weight,
-        *([by_name["bias"]] if "bias" in by_name else []),
-    )
+    biases = (by_name["bias"],) if "bias" in by_name else ()
     constants = {name: problem.constants[name] for name in ("unary", "scalars")}
-    constants |= {} if "bias" in by_name else {"bias": None}
-    geometry = ((tuple(v) if isinstance(v, list) else v) for v in op.WINDOW)
-    constants |= dict(zip(NAMES, geometry, strict=True))
+    constants |= {} if biases else {"bias": None}
+    constants |= dict(zip(NAMES, op.WINDOW, strict=True))
     constants |= {"other": None, "binary": "none", "packed": ""}
-    name = str(torch.ops.ipex.conv.default)
-    return replace(problem, op=name, operands=operands, constants=constants, epilogue="")
+    return as_conv_problem(problem, (activation, weight, *biases), constants)
 
 
 def _why_odd(problem: Problem) -> str | None:
@@ -67,38 +58,21 @@ def _why_odd(problem: Problem) -> str | None:
     return None if len(x.shape) == 4 else "it is not over a plane"
 
 
-def _why_not_separate(call: Call, problem: Problem) -> str | None:
-    if reason := _why_odd(problem):
-        return reason
-    conv_problem = extract_convolution(problem)
-    return (
-        call.why_not(conv_problem)
-        if call.has_epilogue(conv_problem)
-        else "its epilogue is not supported"
-    )
-
-
-def _run_separately(call: Call, x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> Tensor:
+def _list_arguments(x: Tensor, weight: Tensor, bias: Any, *rest: Any) -> tuple[Any, ...]:
     *norm, unary, scalars = rest
     image = op.activate(x, *norm)
-    return call.body(image, weight, bias, None, *op.WINDOW, "none", unary, scalars, "")
+    return image, weight, bias, None, *op.WINDOW, "none", unary, scalars, ""
 
 
-def _separate_calls() -> tuple[Call, ...]:
-    """Return the library's calls of the convolution with separate norm and ReLU, default first.
+FUSED = FusedConv(extract_convolution, _list_arguments, why_odd=_why_odd)
+
+
+def _is_offered(call: Call) -> bool:
+    """Return whether a call is the library's.
 
     Our templates are left out: their gain is less than the time of one pass over the activation.
     """
-    return tuple(
-        Call(
-            call.name,
-            functools.partial(_run_separately, call),
-            functools.partial(_why_not_separate, call),
-            apart=True,
-        )
-        for call in conv.CALLS
-        if call.arrange is None and not call.parameters
-    )
+    return call.arrange is None and not call.parameters
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
@@ -179,7 +153,7 @@ def _lower(
 
 
 CALLS = (
-    *_separate_calls(),
+    *FUSED.separate_calls(_is_offered),
     *calls(
         batch_norm_relu.NAME,
         batch_norm_relu.SOURCE,

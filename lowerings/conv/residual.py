@@ -1,8 +1,4 @@
-"""Lowering of `ipex::conv_shortcut` (residual conv): both GEMMs in one kernel where that is faster.
-
-"Apart" means that the graph stays as it is: the kernel of each convolution is chosen as for any
-other convolution.
-"""
+"""Lowering of `ipex::conv_shortcut` (residual conv) to one kernel where that is faster."""
 
 import functools
 import math
@@ -10,7 +6,6 @@ from dataclasses import astuple
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 from torch._inductor import ir
 
@@ -28,8 +23,8 @@ from ipex_inductor.lowerings.common.templated import (
     node,
     template,
 )
-from ipex_inductor.lowerings.conv import conv
 from ipex_inductor.lowerings.conv.conv_many import shared_by_boxes, why_not_in_boxes
+from ipex_inductor.lowerings.conv.fused import FusedConv, as_conv_problem
 from ipex_inductor.lowerings.gemm.weight_stationary import why_not_streams, why_too_few
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.workload import operands_by_name
@@ -51,45 +46,28 @@ def extract_convolution(problem: Problem) -> Problem:
     out = int(weight.shape[0])
     size, stride = (batch, out, height, width), (height * width * out, 1, width * out, out)
     operands = x, weight, bias, Operand(size, stride, x.dtype)
-    constants = {k: tuple(v) if isinstance(v, list) else v for k, v in ADDING.items()}
-    op = str(torch.ops.ipex.conv.default)
-    return replace(problem, op=op, operands=operands, constants=constants, epilogue="")
+    return as_conv_problem(problem, operands, ADDING)
 
 
 def _why_varied(problem: Problem) -> str | None:
     return "its sizes vary" if problem.symbols else None
 
 
-def _why_not_separate(call: Call, problem: Problem) -> str | None:
-    return _why_varied(problem) or call.why_not(extract_convolution(problem))
-
-
-def _run_separately(call: Call, x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> Tensor:
+def _list_arguments(x: Tensor, weight: Tensor, bias: Tensor, *shortcut: Any) -> tuple[Any, ...]:
     source, projection, stride = shortcut
-    projected = torch.conv2d(source, projection, None, stride)
-    return call.body(x, weight, bias, projected, *ADDING.values())
+    return x, weight, bias, torch.conv2d(source, projection, None, stride), *ADDING.values()
 
 
-def _separate_calls() -> tuple[Call, ...]:
-    """Return the calls of the adding convolution that keep the ops separate, default first.
+FUSED = FusedConv(extract_convolution, _list_arguments, why_odd=_why_varied)
 
-    These are the library's calls and GEMMs. A call that arranges a weight first is left out: it is
-    for larger kernels, or slower than these.
+
+def _is_offered(call: Call) -> bool:
+    """Return whether a call is the library's or a GEMM, and adds and clamps itself.
+
+    A call that arranges a weight first is for larger kernels, or slower than these.
     """
-    return tuple(
-        Call(
-            call.name,
-            functools.partial(_run_separately, call),
-            functools.partial(_why_not_separate, call),
-            parameters=call.parameters,
-            version=call.version,
-            apart=True,
-        )
-        for call in conv.CALLS
-        if call.arrange is None
-        and not call.name.startswith("ipex.sycl")
-        and (call.epilogues is None or ("add", "relu") in call.epilogues)
-    )
+    is_adding = call.epilogues is None or ("add", "relu") in call.epilogues
+    return call.arrange is None and is_adding and not call.name.startswith("ipex.sycl")
 
 
 def _why_not(problem: Problem) -> str | None:
@@ -176,7 +154,7 @@ def _lower(call: Arguments) -> Any:
 
 
 CALLS = (
-    *_separate_calls(),
+    *FUSED.separate_calls(_is_offered),
     *calls(
         STREAMED,
         shortcut.STREAMED,

@@ -1,16 +1,10 @@
-"""Lowering of `ipex::conv_pool`, a small-channel convolution and its max pool, to one kernel.
+"""Lowering of `ipex::conv_pool`, a small-channel convolution and its max pool, to one kernel."""
 
-"Apart" means that the graph stays as it is: the kernel of the convolution is chosen as for any
-other convolution, and the pool is Inductor's.
-"""
-
-import functools
 import math
 from dataclasses import astuple
 from typing import Any
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 from torch._inductor import ir
 
@@ -27,7 +21,7 @@ from ipex_inductor.lowerings.common.conv_templates import (
 )
 from ipex_inductor.lowerings.common.registering import register_by_name
 from ipex_inductor.lowerings.common.templated import calls, dense, node, template
-from ipex_inductor.lowerings.conv import conv
+from ipex_inductor.lowerings.conv.fused import FusedConv, as_conv_problem
 from ipex_inductor.lowerings.problem.workload import empty, operands_by_name
 from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.geometry import image_of, sides
@@ -47,47 +41,26 @@ REST |= {"groups": 1, "binary": "none", "unary": "relu", "scalars": [], "packed"
 
 def extract_convolution(problem: Problem) -> Problem:
     """Return the problem of the convolution with its ReLU."""
-    rest = {k: tuple(v) if isinstance(v, list) else v for k, v in REST.items()}
-    constants = {**problem.constants, "other": None, **rest}
-    operands = (*operands_by_name(problem).values(),)
-    op = str(torch.ops.ipex.conv.default)
-    return replace(problem, op=op, operands=operands, constants=constants, epilogue="")
+    constants = {**problem.constants, "other": None, **REST}
+    return as_conv_problem(problem, (*operands_by_name(problem).values(),), constants)
 
 
-def _as_conv(
+def _list_arguments(
     x: Tensor, weight: Tensor, bias: Tensor | None, *geometry: list[int]
 ) -> tuple[Any, ...]:
     return x, weight, bias, None, *geometry, *REST.values()
 
 
-def _separate_calls() -> tuple[Call, ...]:
-    """Return the calls of the convolution with torch's pool after them, default first."""
+def _pool(activation: Tensor) -> Tensor:
+    return torch.max_pool2d(activation, WINDOW, STEP, AROUND)
 
-    def body(call: Call, *args: Any) -> Tensor:
-        arranged = (args[0],) if call.arrange else ()
-        activation = call.body(*arranged, *_as_conv(*args[len(arranged) :]))
-        return torch.max_pool2d(activation, WINDOW, STEP, AROUND)
 
-    def arrange(call: Call, *args: Any) -> Tensor:
-        assert call.arrange is not None
-        return call.arrange(*_as_conv(*args))
+FUSED = FusedConv(extract_convolution, _list_arguments, _pool)
 
-    return tuple(
-        Call(
-            call.name,
-            functools.partial(body, call),
-            functools.partial(
-                lambda call, problem: call.why_not(extract_convolution(problem)), call
-            ),
-            parameters=call.parameters,
-            version=call.version,
-            arrange=call.arrange and functools.partial(arrange, call),
-            apart=True,
-        )
-        for call in conv.CALLS
-        if not call.name.startswith("ipex.sycl")
-        and (call.epilogues is None or ("none", "relu") in call.epilogues)
-    )
+
+def _is_offered(call: Call) -> bool:
+    is_clamping = call.epilogues is None or ("none", "relu") in call.epilogues
+    return is_clamping and not call.name.startswith("ipex.sycl")
 
 
 def _why_not(tile: Tile, problem: Problem) -> str | None:
@@ -155,7 +128,7 @@ def _lower(call: Arguments) -> Any:
 
 
 CALLS = (
-    *_separate_calls(),
+    *FUSED.separate_calls(_is_offered),
     *calls(
         NAME,
         conv_small_channel_pool.SOURCE,
