@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.llm import buckets
+from ipex_inductor.llm import buckets, decoding
 from ipex_inductor.llm.forward import CompiledForward
 
 
@@ -29,6 +29,8 @@ class Generate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate tokens, with the arguments and results of the model's own `generate`."""
+        if not decoding.why_not_begun(self.model, args, kwargs):
+            kwargs["custom_generate"] = decoding.Decoding(kwargs)
         with self.forward.pool.lease_scope() as leases:
             result = type(self.model).generate(self.model, *args, **kwargs)
             for value in walk_values(result):

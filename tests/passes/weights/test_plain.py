@@ -78,7 +78,7 @@ def test_small_layers_stay_plain_where_python_calls_kernels(
     """A call of our kernel from Python takes longer than torch's own product."""
     if in_python:
         monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "0")
-    layer, x = nn.Linear(48, 32).eval(), torch.randn(20, 48)
+    layer, x = nn.Linear(128, 32).eval(), torch.randn(20, 128)
     fn = torch.compile(lambda x: F.relu(layer(x)), backend="ipex", options={"strict": True})
     torch.testing.assert_close(fn(x), F.relu(layer(x)), **CLOSE)
     assert bool(missed()) == in_python, missed()
