@@ -30,6 +30,7 @@ from ipex_inductor.compat.dynamo import around_next_compile as around_next_compi
 from ipex_inductor.compat.dynamo import at_end_of_compile as at_end_of_compile
 from ipex_inductor.compat.dynamo import callers_name as callers_name
 from ipex_inductor.compat.dynamo import compiling_alone as compiling_alone
+from ipex_inductor.compat.dynamo import drop_guards as drop_guards
 from ipex_inductor.compat.dynamo import dynamo_unchanged as dynamo_unchanged
 from ipex_inductor.compat.dynamo import hide_from_dynamo as hide_from_dynamo
 from ipex_inductor.compat.dynamo import is_control_flow as is_control_flow
@@ -73,6 +74,7 @@ from ipex_inductor.compat.levels import compiles_for_levels as compiles_for_leve
 from ipex_inductor.compat.levels import use_portable_names as use_portable_names
 from ipex_inductor.compat.levels import vectors as vectors
 from ipex_inductor.compat.lowered import is_lowered as is_lowered
+from ipex_inductor.compat.module_hooks import has_global_hooks as has_global_hooks
 from ipex_inductor.compat.module_hooks import module_calls_observed as module_calls_observed
 from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import export_model as export_model

@@ -1,9 +1,14 @@
-"""Hooks of torch that see the calls of every module, for as long as a block is open."""
+"""Hooks of torch that see the calls of every module."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from torch.nn.modules import module
+
+
+def has_global_hooks() -> bool:
+    """Return whether a hook sees the calls of every module now."""
+    return bool(module._has_any_global_hook())
 
 
 @contextmanager

@@ -114,6 +114,17 @@ class CompiledForward:
             return self._call_eagerly("it has too many graphs already", (), arguments)
         return output
 
+    def repeat(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """Return the code of an earlier decoding call with such arguments, None without it.
+
+        It computes the same call of other tokens, in the same cache, before anything else changes.
+        """
+        hooks = ("_forward_hooks", "_forward_pre_hooks")
+        if any(getattr(self.model, name) for name in hooks) or compat.has_global_hooks():
+            return None
+        cache = next(arguments[n] for n in CACHE_NAMES if arguments.get(n) is not None)
+        return self.steps.repeat(arguments, shape_of_cache(cache))
+
     def _prefill(self, arguments: dict[str, Any], cache: Any, tokens: Tensor) -> Any:
         """Compute a prompt in chunks of few lengths, or eagerly if it cannot be padded."""
         reason = self.why_not_padded(arguments, cache)

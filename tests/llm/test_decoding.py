@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from ipex_inductor.llm import decoding, optimize
+from ipex_inductor.llm import decoding, optimize, steps
 from support.llm_families import FAMILIES, left_padded, prompt
 
 pytestmark = pytest.mark.usefixtures("traced_only")
@@ -181,3 +181,48 @@ def test_numbers_drawn_by_others_stay_drawn():
     generator.offset = 12
     draws.rewind(5)
     assert generator.offset == 4
+
+
+def count_guarded(monkeypatch):
+    """Return a list that grows with each call of a step by its guards."""
+    calls, run = [], steps.Steps._run
+
+    def record(self, *args):
+        calls.append(args)
+        return run(self, *args)
+
+    monkeypatch.setattr(steps.Steps, "_run", record)
+    return calls
+
+
+def test_guards_are_checked_once_a_call_of_generate(llama, monkeypatch):
+    model = optimize(llama)
+    model.generate(prompt(1, 9), **NEW)
+    calls = count_guarded(monkeypatch)
+    expected = llama.generate(prompt(1, 9, seed=1), **NEW)
+    assert torch.equal(model.generate(prompt(1, 9, seed=1), **NEW), expected)
+    assert len(calls) == 2  # the prompt, and the first step
+
+
+@pytest.mark.parametrize("change", ["a weight", "an activation", "a dtype"])
+def test_a_change_between_two_calls_is_seen(llama, change):
+    plain, model = copy.deepcopy(llama), optimize(llama)
+    model.generate(prompt(1, 9), **NEW)
+    for each in (plain, model):
+        mlp = each.model.layers[1].mlp
+        if change == "a weight":
+            mlp.down_proj.weight = torch.nn.Parameter(-2 * mlp.down_proj.weight.detach())
+        elif change == "an activation":
+            mlp.act_fn = torch.nn.ReLU()
+        else:
+            each.double()
+    expected = plain.generate(prompt(1, 9), **NEW)
+    assert not torch.equal(expected, llama.generate(prompt(1, 9), **NEW)) or change == "a dtype"
+    assert torch.equal(model.generate(prompt(1, 9), **NEW), expected)
+
+
+def test_a_hook_of_the_model_is_called_at_each_step(llama):
+    model, calls = optimize(llama), []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    model.generate(prompt(1, 9), **NEW)
+    assert len(calls) == NEW["max_new_tokens"]
