@@ -187,6 +187,33 @@ class TestGeneration:
         theirs = model.generate(longer, past_key_values=truth.past_key_values, **NEW)
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.parametrize("more", [20, 300], ids=["new tokens", "a long prompt"])
+    def test_a_returned_cache_grows_with_its_conversation(self, pair, more):
+        """The first call allocates 256 keys; the second one needs more."""
+        model, optimized = pair
+        words = {**NEW, "return_dict_in_generate": True}
+        tokens = prompt(1, 232)
+        first, truth = optimized.generate(tokens, **words), model.generate(tokens, **words)
+        longer = torch.cat([first.sequences, prompt(1, more, seed=2)], 1)
+        ours = optimized.generate(longer, past_key_values=first.past_key_values, **words)
+        theirs = model.generate(longer, past_key_values=truth.past_key_values, **NEW)
+        assert torch.equal(ours.sequences, theirs)
+        assert ours.past_key_values.ceiling == buckets.round_ceiling(longer.shape[1] + 5)
+
+    def test_a_returned_cache_grows_in_a_loop_of_the_caller(self, pair):
+        model, optimized = pair
+        words = {**NEW, "return_dict_in_generate": True}
+        results = []
+        for each in (model, optimized):
+            result = each.generate(prompt(1, 250), **words)
+            token, cache, logits = result.sequences[:, -1:], result.past_key_values, []
+            with torch.no_grad():
+                for _ in range(5):
+                    logits.append(each(token, past_key_values=cache).logits)
+                    token = logits[-1].argmax(-1)
+            results.append(torch.cat(logits, 1))
+        torch.testing.assert_close(*results)  # fp32: sums over keys in another order
+
 
 class TestReorder:
     """Beams: texts are exchanged in place, and the prompt that they share is not copied."""
@@ -217,6 +244,8 @@ class TestReorder:
     def test_across_texts_the_prompt_goes_along(self, cache):
         cache.reorder_cache(torch.tensor([2, 1, 0, 3]))
         assert self.rows(cache) == [[2, 1, 0, 3]] * 6 + [[0, 1, 2, 3]] * 10
+        cache.reorder_cache(torch.tensor([1, 0, 3, 2]))  # beams of one text, whose prompts differ
+        assert self.rows(cache) == [[1, 2, 3, 0]] * 6 + [[0, 1, 2, 3]] * 10
 
     def test_in_order_nothing_is_written(self, cache):
         version = cache.layers[1].keys._version
