@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ipex_inductor.llm import buckets, optimize
-from ipex_inductor.llm.cache_pool import KEPT, CachePool
+from ipex_inductor.llm.cache_pool import KEPT, MOST_IDLE, CachePool
 from ipex_inductor.llm.generating import walk_values
 from support.llm_families import FAMILIES, left_padded, prompt
 
@@ -100,6 +100,15 @@ class TestPool:
         with pool.lease_scope() as leases:
             assert leases.take("shape", Cache).resets == 0
 
+    def test_caches_of_many_shapes_are_released_oldest_first(self):
+        pool = CachePool()
+        for shape in range(20):
+            with pool.lease_scope() as leases:
+                leases.take(shape, Cache)
+        with pool.lease_scope() as leases:
+            resets = [leases.take(shape, Cache).resets for shape in range(20)]
+        assert resets == [0] * (20 - MOST_IDLE) + [1] * MOST_IDLE
+
 
 @pytest.mark.usefixtures("traced_only")
 class TestGeneration:
@@ -125,7 +134,7 @@ class TestGeneration:
         """Infinite values of a long text are gone when a short one follows."""
         model, optimized = pair
         optimized.generate(prompt(1, 40), **NEW)
-        (idle,) = [c for caches in optimized.forward.pool._idle.values() for c in caches]
+        ((_, idle),) = optimized.forward.pool._idle
         for layer in idle.layers:
             layer.keys.fill_(torch.inf)
             layer.values.fill_(torch.nan)
@@ -175,7 +184,7 @@ class TestGeneration:
         _, optimized = pair
         optimized.generation_config.max_cache_len = 600
         optimized.generate(prompt(1, 20), **NEW)
-        assert {shape[1] for shape in optimized.forward.pool._idle} == {1024}
+        assert {shape[1] for shape, _ in optimized.forward.pool._idle} == {1024}
 
     def test_conversations_continue_in_a_returned_cache(self, pair):
         model, optimized = pair
