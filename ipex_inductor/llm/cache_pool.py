@@ -1,7 +1,6 @@
 """A pool of static caches: one call of `generate` leases a cache, and the next one reuses it."""
 
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 
 KEPT = 2  # caches of one shape that wait for the next call; others are released
+MOST_IDLE = 4  # caches of all shapes that wait: batches of many sizes would fill the memory
 
 
 class CachePool:
@@ -16,7 +16,7 @@ class CachePool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: dict[Hashable, list[Any]] = defaultdict(list)
+        self._idle: list[tuple[Hashable, Any]] = []  # with their shapes, in the order of return
         self._layouts: dict[Hashable, Any] = {}
         self._leases = threading.local()
         self.made = 0
@@ -40,7 +40,8 @@ class CachePool:
     def take(self, shape: Hashable, make: Callable[[], Any]) -> Any:
         """Return an idle cache of this shape, empty, or a new one."""
         with self._lock:
-            cache = self._idle[shape].pop() if self._idle[shape] else None
+            places = [n for n, (each, _) in enumerate(self._idle) if each == shape]
+            cache = self._idle.pop(places[-1])[1] if places else None
             self.made += cache is None
         if cache is None:
             with torch.inference_mode(False):  # later calls may write outside of inference mode
@@ -50,10 +51,11 @@ class CachePool:
         return cache
 
     def give_back(self, shape: Hashable, cache: Any) -> None:
-        """Keep `cache` for later calls."""
+        """Keep `cache` for later calls, and release what waits for the longest time."""
         with self._lock:
-            if len(self._idle[shape]) < KEPT:
-                self._idle[shape].append(cache)
+            if sum(each == shape for each, _ in self._idle) < KEPT:
+                self._idle.append((shape, cache))
+                del self._idle[:-MOST_IDLE]
 
     def learn_layout(self, key: Hashable, layout: Any) -> None:
         """Remember what later caches of one model are allocated with."""

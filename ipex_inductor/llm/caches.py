@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ipex_inductor.llm import buckets
+
 cache_utils: Any = importlib.import_module("transformers.cache_utils")
 Cache, EncoderDecoderCache = cache_utils.Cache, cache_utils.EncoderDecoderCache
 StaticCache, StaticLayer = cache_utils.StaticCache, cache_utils.StaticLayer
@@ -77,6 +79,17 @@ class PooledLayer(cache_utils.StaticLayer):  # type: ignore[misc]
             self.cumulative_length = self.cumulative_length.to(layout.device)
         self.is_initialized = True
 
+    def grow(self, ceiling: int) -> None:
+        """Make room for `ceiling` tokens; those that it holds stay."""
+        held = (self.keys, self.values) if self.is_initialized else ()
+        self.max_cache_len = ceiling
+        if not held:
+            return
+        length = held[0].shape[2]
+        self.allocate(held[0].shape[0], self.layout)
+        for old, new in zip(held, (self.keys, self.values), strict=True):
+            new[:, :, :length].copy_(old)
+
     def get_seq_length(self) -> Any:
         """Return the number of tokens: in a graph the tensor that counts them, else its value now.
 
@@ -115,7 +128,7 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
 
     Args:
         config: the configuration of the text decoder.
-        ceiling: the most tokens it holds.
+        ceiling: the most tokens it holds, until it grows.
         beams: texts of a beam search that begin with one prompt, 1 without beam search.
     """
 
@@ -150,6 +163,19 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
             if layer.is_initialized:
                 layer.trim(length)
 
+    def reserve(self, length: int) -> None:
+        """Grow if `length` tokens are more than the ceiling."""
+        if length <= self.ceiling:
+            return
+        self.ceiling = buckets.round_ceiling(length)
+        with torch.inference_mode(False), torch.no_grad():
+            for layer in self.attention:
+                layer.grow(self.ceiling)
+
+    def count_tokens(self) -> int:
+        """Return the number of tokens that it holds."""
+        return int(self.attention[0].get_seq_length()) if self.attention else 0
+
     def crop(self, length: int) -> None:
         """Keep `length` tokens, or remove as many as a negative `length` says."""
         for layer in self.layers:
@@ -164,7 +190,9 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
         if rows == list(range(len(rows))):
             return
         within = all(row // self.beams == here // self.beams for here, row in enumerate(rows))
-        first = self.prompt_length if within and self.beams > 1 else 0
+        if not within:
+            self.beams = 1  # beams of one text may have several prompts from now on
+        first = self.prompt_length if self.beams > 1 else 0
         for layer in self.layers:
             if not isinstance(layer, PooledLayer):
                 layer.reorder_cache(beam_idx)

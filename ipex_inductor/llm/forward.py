@@ -95,6 +95,7 @@ class CompiledForward:
         tokens = tokens_of(arguments)
         if tokens is None:
             return self._call_eagerly("it has no tokens", (), arguments)
+        own.reserve(own.count_tokens() + tokens.shape[1])
         if tokens.shape[1] == 1 and own.prompt_length:
             return self._decode(arguments, cache)
         output = self._prefill(arguments, cache, tokens)

@@ -178,6 +178,8 @@ def varlen_attention(
 ) -> Tensor:
     """Attend within each of several texts that follow one another, and write into `out`.
 
+    A query that sees no key gets zeros.
+
     Args:
         query: [tokens of all texts, heads, width].
         key: [keys of all texts, key heads, width].
@@ -227,5 +229,6 @@ def varlen_attention(
         if window_size_left >= 0:
             hidden = hidden | (distance < -window_size_left)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        weights = weights.masked_fill(hidden, 0)  # NaN for a query that sees no key
         out[q0:q1] = (weights @ v).transpose(0, 1).to(out.dtype)
     return out

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ipex_inductor.llm import buckets, decoding
-from ipex_inductor.llm.forward import CompiledForward
+from ipex_inductor.llm.forward import CACHE_NAMES, CompiledForward
 
 
 class Generate:
@@ -69,7 +69,16 @@ class PrepareCache:
         for name, value in list(model_kwargs.items()):
             if before.get(name) != id(value):
                 self._replace(name, value, call)
+            elif name in CACHE_NAMES:
+                self._reserve(value, call)
         return result
+
+    def _reserve(self, cache: Any, call: Mapping[str, Any]) -> None:
+        """Grow a cache of an earlier call once, for all tokens of this one."""
+        from ipex_inductor.llm import caches
+
+        if caches.is_pooled(cache):
+            caches.decoder_part(cache).reserve(call["max_cache_length"] + 1)
 
     def _may_pad_encoder(self, settings: Any) -> bool:
         """Return whether the decoder's attention to the encoder is masked, and not recorded."""

@@ -45,6 +45,7 @@ def optimize(
 
     Args:
         model: a model of transformers that generates text. Others get `ipex_inductor.optimize`.
+            With `low_precision_checkpoint` it may be on the device "meta", without memory.
         optimizer: the optimizer of a model that is trained.
         dtype: torch.float32 keeps the parameters; torch.bfloat16 or torch.float16 casts them.
         inplace: change the model itself, not a copy.
@@ -73,12 +74,19 @@ def optimize(
         return _train(model, optimizer, dtype, inplace)
     if inplace:
         _detach(model)
-    check(model, None, None)
-    _check_device(model, torch.device(device).type)
+    is_empty = low_precision_checkpoint is not None and _is_on_meta(model)
+    if not is_empty:
+        check(model, None, None)
+        _check_device(model, torch.device(device).type)
     family = families.find(model)
     given = (quantization_config, qconfig_summary_file, low_precision_checkpoint)
     if any(each is not None for each in given):
         model = quantized.quantize(model, *given, inplace=inplace)
+    if low_precision_checkpoint is not None and not inplace:
+        inplace = True  # the model is a copy already
+        _detach(model)
+    if is_empty:
+        model = model.to(device)
     if family is None:
         log.info(
             "[NotSupported]llm.optimize: %s has no generate of transformers; it gets "
@@ -156,6 +164,12 @@ def _check_device(model: nn.Module, device: str) -> None:
             f"parameters on {actual!r}",
             f"Move the model first, model.to({device!r}), or pass device={actual!r}.",
         )
+
+
+def _is_on_meta(model: nn.Module) -> bool:
+    """Return whether a checkpoint gives all parameters of `model` their memory."""
+    devices = {param.device.type for param in model.parameters()}
+    return devices == {"meta"}
 
 
 def _detach(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from ipex_inductor.llm import buckets, optimize
-from ipex_inductor.llm.cache_pool import KEPT, CachePool
+from ipex_inductor.llm.cache_pool import KEPT, MOST_IDLE, CachePool
 from ipex_inductor.llm.generating import walk_values
 from support.llm_families import FAMILIES, left_padded, prompt
 
@@ -100,6 +100,15 @@ class TestPool:
         with pool.lease_scope() as leases:
             assert leases.take("shape", Cache).resets == 0
 
+    def test_caches_of_many_shapes_are_released_oldest_first(self):
+        pool = CachePool()
+        for shape in range(20):
+            with pool.lease_scope() as leases:
+                leases.take(shape, Cache)
+        with pool.lease_scope() as leases:
+            resets = [leases.take(shape, Cache).resets for shape in range(20)]
+        assert resets == [0] * (20 - MOST_IDLE) + [1] * MOST_IDLE
+
 
 @pytest.mark.usefixtures("traced_only")
 class TestGeneration:
@@ -125,7 +134,7 @@ class TestGeneration:
         """Infinite values of a long text are gone when a short one follows."""
         model, optimized = pair
         optimized.generate(prompt(1, 40), **NEW)
-        (idle,) = [c for caches in optimized.forward.pool._idle.values() for c in caches]
+        ((_, idle),) = optimized.forward.pool._idle
         for layer in idle.layers:
             layer.keys.fill_(torch.inf)
             layer.values.fill_(torch.nan)
@@ -175,7 +184,7 @@ class TestGeneration:
         _, optimized = pair
         optimized.generation_config.max_cache_len = 600
         optimized.generate(prompt(1, 20), **NEW)
-        assert {shape[1] for shape in optimized.forward.pool._idle} == {1024}
+        assert {shape[1] for shape, _ in optimized.forward.pool._idle} == {1024}
 
     def test_conversations_continue_in_a_returned_cache(self, pair):
         model, optimized = pair
@@ -186,6 +195,33 @@ class TestGeneration:
         ours = optimized.generate(longer, past_key_values=first.past_key_values, **NEW)
         theirs = model.generate(longer, past_key_values=truth.past_key_values, **NEW)
         assert torch.equal(ours, theirs)
+
+    @pytest.mark.parametrize("more", [20, 300], ids=["new tokens", "a long prompt"])
+    def test_a_returned_cache_grows_with_its_conversation(self, pair, more):
+        """The first call allocates 256 keys; the second one needs more."""
+        model, optimized = pair
+        words = {**NEW, "return_dict_in_generate": True}
+        tokens = prompt(1, 232)
+        first, truth = optimized.generate(tokens, **words), model.generate(tokens, **words)
+        longer = torch.cat([first.sequences, prompt(1, more, seed=2)], 1)
+        ours = optimized.generate(longer, past_key_values=first.past_key_values, **words)
+        theirs = model.generate(longer, past_key_values=truth.past_key_values, **NEW)
+        assert torch.equal(ours.sequences, theirs)
+        assert ours.past_key_values.ceiling == buckets.round_ceiling(longer.shape[1] + 5)
+
+    def test_a_returned_cache_grows_in_a_loop_of_the_caller(self, pair):
+        model, optimized = pair
+        words = {**NEW, "return_dict_in_generate": True}
+        results = []
+        for each in (model, optimized):
+            result = each.generate(prompt(1, 250), **words)
+            token, cache, logits = result.sequences[:, -1:], result.past_key_values, []
+            with torch.no_grad():
+                for _ in range(5):
+                    logits.append(each(token, past_key_values=cache).logits)
+                    token = logits[-1].argmax(-1)
+            results.append(torch.cat(logits, 1))
+        torch.testing.assert_close(*results)  # fp32: sums over keys in another order
 
 
 class TestReorder:
@@ -217,6 +253,8 @@ class TestReorder:
     def test_across_texts_the_prompt_goes_along(self, cache):
         cache.reorder_cache(torch.tensor([2, 1, 0, 3]))
         assert self.rows(cache) == [[2, 1, 0, 3]] * 6 + [[0, 1, 2, 3]] * 10
+        cache.reorder_cache(torch.tensor([1, 0, 3, 2]))  # beams of one text, whose prompts differ
+        assert self.rows(cache) == [[1, 2, 3, 0]] * 6 + [[0, 1, 2, 3]] * 10
 
     def test_in_order_nothing_is_written(self, cache):
         version = cache.layers[1].keys._version

@@ -158,6 +158,14 @@ class TestVarlenAttention:
             )
             torch.testing.assert_close(ours, expected.transpose(0, 1))
 
+    def test_queries_that_see_no_key_get_zeros(self):
+        """The last query and the last key are aligned, so the first two of five see none."""
+        q, (k, v) = torch.randn(5, 4, 8), torch.randn(2, 3, 2, 8)
+        (ours,) = attend([q], [k], [v], is_causal=True)
+        assert torch.equal(ours[:2], torch.zeros(2, 4, 8))
+        (seen,) = attend([q[2:]], [k], [v], is_causal=True)
+        torch.testing.assert_close(ours[2:], seen)
+
     def test_alibi_windows_and_caps(self, texts):
         slopes = torch.tensor([0.5, 0.25, 0.125, 0.0625])
         q, k, v = ([texts[0][0]], [texts[1][0]], [texts[2][0]])

@@ -273,6 +273,22 @@ def test_a_quantized_checkpoint_is_loaded(llama, tmp_path):
     assert torch.equal(model.generate(ids, **NEW), eager.generate(ids, **NEW))
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_checkpoint_is_loaded_into_a_model_without_memory(llama, tmp_path, inplace):
+    int4 = get_weight_only_quant_qconfig_mapping(weight_dtype=WoqWeightDtype.INT4, group_size=32)
+    eager = quantize_weights(llama, int4, skip=["lm_head"])
+    save_gptq(eager, tmp_path)
+    with torch.device("meta"):
+        empty = type(llama)(llama.config).eval()
+    model = optimize(empty, low_precision_checkpoint=tmp_path, inplace=inplace)
+    assert (model is empty) == inplace
+    assert model.forward.model is model
+    assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"cpu"}
+    with torch.no_grad():
+        ours, theirs = model.forward.eager(prompt(1, 9)).logits, eager(prompt(1, 9)).logits
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_a_checkpoint_of_another_model_leaves_the_model_alone(llama):
     before = list(llama.state_dict())
     with pytest.raises(CheckpointError):

@@ -314,8 +314,32 @@ def _sizes_of(
         advice = "Quantize this layer to 4 or 8 bits."
         raise CheckpointError(f"weights of 4 or 8 bits in {name}", f"{bits} bits", advice)
     groups = entries["scales"].shape[0] if "scales" in entries else 1
-    size = -1 if groups == 1 else -(-columns // groups)
-    return replace(sizes, bits=bits, group_size=size)
+    return replace(sizes, bits=bits, group_size=_find_group_size(name, sizes, groups))
+
+
+def _find_group_size(name: str, sizes: Sizes, groups: int) -> int:
+    """Return the size of so many groups: that of the settings, a power of two, or equal parts.
+
+    Args:
+        name: path of the module.
+        sizes: of the settings.
+        groups: the number of groups of a row.
+
+    Raises:
+        CheckpointError: if none of them has so many groups.
+    """
+    columns = sizes.columns
+    if groups <= 1 or groups == sizes.groups:
+        return -1 if groups <= 1 else sizes.group_size
+    powers = (1 << bit for bit in range(columns.bit_length()))
+    power = next((size for size in powers if count_groups(columns, size) == groups), 0)
+    if power or columns % groups == 0:
+        return power or columns // groups
+    raise CheckpointError(
+        f"a number of groups of {name} that tells the size of each in {columns} columns",
+        str(groups),
+        "Quantize this layer in groups of a power of two.",
+    )
 
 
 def _check_groups(

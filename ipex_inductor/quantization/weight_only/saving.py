@@ -56,6 +56,7 @@ def save_gptq(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             tensors[name] = tensor
     for name, layer in layers.items():
         _check_words(name, layer.in_features, layer.out_features, BITS[layer.weight_dtype])
+        _check_zero_points(name, layer)
         tensors.update({f"{name}.{key}": value for key, value in to_gptq(layer).items()})
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -124,6 +125,16 @@ def _check_words(name: str, columns: int, rows: int, bits: int) -> None:
             f"inputs and outputs of {name} to be multiples of {32 // bits}, which share a word",
             f"{columns} inputs and {rows} outputs",
             ADVICE,
+        )
+
+
+def _check_zero_points(name: str, layer: WeightOnlyLinear) -> None:
+    """Raise `QuantizationError` for the zero point 16 of INT4, which version 1 of GPTQ may have."""
+    if layer.weight_dtype == "int4" and layer.zeros is not None and bool((layer.zeros > 15).any()):
+        raise QuantizationError(
+            f"zero points of {name} that fit in 4 bits, 0 to 15",
+            "16, out of a checkpoint in version 1 of the format",
+            "Keep that checkpoint, or save the state_dict of the model.",
         )
 
 

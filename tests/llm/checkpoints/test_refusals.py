@@ -156,6 +156,29 @@ def test_groups_of_columns_that_contradict_the_group_size(tmp_path):
     refuse(write(tmp_path, {**tensors(), "0.g_idx": g_idx}), "columns in each group")
 
 
+@pytest.mark.parametrize(("columns", "size", "config_size"), [(96, 64, 128), (96, 48, 48)])
+def test_shapes_of_a_mixed_checkpoint_tell_a_group_that_does_not_divide_a_row(
+    columns, size, config_size
+):
+    groups = -(-columns // size)
+    stored, zeros = torch.randint(0, 16, (8, columns)), torch.randint(0, 15, (8, groups))
+    qweight, qzeros = pack_gptq(stored, zeros, 4)
+    scales = torch.rand(groups, 8)
+    state = {"0.qweight": qweight, "0.qzeros": qzeros, "0.scales": scales}
+    config = {**CONFIG, "group_size": config_size, "dynamic": {"1": {"bits": 8}}}
+    target = load_quantized(nn.Sequential(nn.Linear(columns, 8, bias=False)), (state, config))
+    expected = torch.arange(columns) // size
+    exact = (stored - zeros[:, expected] - 1) * scales.t()[:, expected]
+    torch.testing.assert_close(target[0].dequantize(), exact.float(), rtol=0, atol=0)
+
+
+def test_a_number_of_groups_that_tells_no_size_is_refused():
+    state = {"0.qweight": torch.zeros(12, 8, dtype=torch.int32), "0.scales": torch.rand(7, 8)}
+    config = {**CONFIG, "sym": True, "dynamic": {"1": {"bits": 8}}}
+    with pytest.raises(CheckpointError, match="number of groups of 0"):
+        load_quantized(nn.Sequential(nn.Linear(96, 8, bias=False)), (state, config))
+
+
 def test_checkpoints_of_other_models(tmp_path):
     refuse(write(tmp_path, {**tensors(), "5.weight": torch.rand(3)}), r"5\.weight")
     other = {f"model.{name}": value for name, value in tensors().items()}

@@ -251,3 +251,15 @@ def test_types_that_the_format_has_not_are_refused(tmp_path):
     with pytest.raises(QuantizationError, match="INT4 or INT8"):
         gptq(Decoder(), batches(1), weight_dtype=4, save_dir=tmp_path)
     assert isinstance(result.lm_head, WeightOnlyLinear)
+
+
+def test_a_zero_point_of_16_is_not_cut_to_4_bits(tmp_path):
+    """Version 1 of the format stores zero points less 1, so its largest is 16."""
+    model = nn.Sequential(nn.Linear(32, 16))
+    result = quantization.quantize_weights(
+        model, quantization.QConfigWoq(weight_dtype=2, weight_qscheme=1)
+    )
+    result[0].zeros[3, 0] = 16
+    with pytest.raises(QuantizationError, match="zero points of 0 that fit in 4 bits"):
+        quantization.save_gptq(result, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
