@@ -18,7 +18,6 @@ this machine, its error is the one of its own rounding of weights.
 import argparse
 import json
 import os
-import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common.command import command_line
 from ipex_inductor.cli.llm.jobs import Child, ChildError, Job, start_child
+from ipex_inductor.cli.llm.results import describe_error, summarize
 
 COMMON = Path(__file__).parents[1] / "common"
 HOW = """{peer} runs in an environment of its own. To make it (Python 3.11):
@@ -155,34 +155,6 @@ def run_group(session: Session, names: Sequence[str], job: Job) -> Iterator[dict
         for name, child in children.items():
             bandwidth = max(bandwidths) if bandwidths else child.measure_bandwidth()
             yield {"row": name, **child.facts, **summarize(child, job, bandwidth)}
-
-
-def describe_error(facts: dict[str, Any]) -> str:
-    """Return why results are wrong, "" if they are not."""
-    for kind in ("logits", "beam"):
-        error, limit = facts.get(f"{kind}_error", 0), facts.get(f"{kind}_limit", 0)
-        if not error <= limit:  # also for NaN
-            return f"wrong: {kind} off by {error:.3g}, {limit:.3g} allowed"
-    return ""
-
-
-def summarize(child: Child, job: Job, bandwidth: float) -> dict[str, Any]:
-    """Return times in milliseconds, and the share of the bandwidth that the fastest token has."""
-    steps = [step for turn in child.turns for step in turn["steps"]]
-    prefill = min(turn["prefill"] for turn in child.turns)
-    facts = {
-        "prefill_ms": round(prefill * 1e3, 2),
-        "prefill_tokens_s": round(job.batch * job.prompt / prefill, 1),
-        "least_ms": round(min(steps) * 1e3, 3),
-        "median_ms": round(statistics.median(steps) * 1e3, 3),
-        "tokens_s": round(job.batch / statistics.median(steps), 1),
-    }
-    facts["gb_s"] = round(bandwidth, 1)
-    if child.facts.get("bytes_read"):
-        read = child.facts["bytes_read"] + child.facts["bytes_keys"]
-        facts["read_gb_s"] = round(read / min(steps) / 1e9, 1)
-        facts["of_bandwidth"] = round(read / min(steps) / 1e9 / bandwidth, 3)
-    return facts
 
 
 def describe_run(device: str) -> dict[str, Any]:

@@ -60,6 +60,17 @@ class Job:
         """Return the job that `to_json` wrote."""
         return cls(**json.loads(text))
 
+    def qconfig(self) -> Any:
+        """Return the settings of the quantized weights.
+
+        Raises:
+            QuantizationError: for settings that do not go together.
+        """
+        from ipex_inductor.quantization.weight_only import QConfigWoq, WoqLowpMode, WoqWeightDtype
+
+        kind, mode = WoqWeightDtype[self.weights.upper()], WoqLowpMode[self.lowp_mode]
+        return QConfigWoq(kind, mode, group_size=self.group_size)
+
     def command(self) -> list[str]:
         """Return the command of the job's process."""
         return [sys.executable, "-m", "ipex_inductor.cli.llm.variant", self.to_json()]

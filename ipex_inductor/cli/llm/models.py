@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 INSTALL = 'Run: pip install "ipex-inductor[demo]"'
 BLOCK = 4_194_301  # random values that weights repeat; a prime, so no two rows are equal
-SPREAD = 0.02  # standard deviation of random weights, as most configs have it
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,8 @@ def draw_model(config: Any, dtype: "torch.dtype", device: str) -> Any:
     """Return a model with random weights, the same ones in each process.
 
     One block of normal values is drawn, and each weight is filled from another place in it on:
-    billions of values cost a copy. Weights of norms are 1.
+    billions of values cost a copy. A linear layer keeps the spread of its inputs, so attention has
+    a share in the logits at any width, and a wrong cache shows. Weights of norms are 1.
     """
     import torch
     from torch import nn
@@ -142,7 +142,7 @@ def draw_model(config: Any, dtype: "torch.dtype", device: str) -> Any:
 
     model = build_without_memory(config, dtype)
     generator = torch.Generator().manual_seed(0)
-    block = (torch.randn(BLOCK, generator=generator) * SPREAD).to(device, dtype)
+    block = torch.randn(BLOCK, generator=generator).to(device, dtype)
     compute_buffers(model)
     filled: dict[int, nn.Parameter] = {}
     for place, (module, name, old) in enumerate(_parameters(model)):
@@ -152,6 +152,7 @@ def draw_model(config: Any, dtype: "torch.dtype", device: str) -> Any:
                 value.fill_(1)
             else:
                 _fill(value.view(-1), block, place * 104_729 % BLOCK)
+                value *= old.shape[-1] ** -0.5
             filled[id(old)] = nn.Parameter(value, requires_grad=False)
         setattr(module, name, filled[id(old)])
     return model.to(device)

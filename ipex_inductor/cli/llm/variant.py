@@ -117,17 +117,8 @@ def load(job: Job) -> Any:
     if job.weights:
         from ipex_inductor.quantization import quantize_weights
 
-        model = quantize_weights(model, qconfig(job), inplace=True)
+        model = quantize_weights(model, job.qconfig(), inplace=True)
     return model
-
-
-def qconfig(job: Job) -> Any:
-    """Return the settings of the job's quantized weights."""
-    from ipex_inductor.quantization.weight_only import QConfigWoq, WoqLowpMode, WoqWeightDtype
-
-    return QConfigWoq(
-        WoqWeightDtype[job.weights.upper()], WoqLowpMode[job.lowp_mode], group_size=job.group_size
-    )
 
 
 def optimize(job: Job, model: Any) -> Any:
