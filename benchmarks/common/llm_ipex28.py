@@ -63,6 +63,10 @@ class Model:
             folder, torch_dtype=torch.bfloat16, torchscript=True
         ).eval()
         self.loaded = read_peak()
+        weights = {id(p): p.nbytes for p in model.parameters()}
+        self.read = sum(weights.values())
+        if model.lm_head.weight is not model.model.embed_tokens.weight:
+            self.read -= model.model.embed_tokens.weight.nbytes
         model.config.text_max_length = job["prompt"] + job["new"]
         model.config.lm_head_generation = True
         model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
@@ -111,6 +115,8 @@ def main() -> None:
     facts = {
         "first_s": round(time.perf_counter() - begin, 2),
         "bytes_loaded": model.loaded,
+        "bytes_read": model.read,
+        "bytes_keys": 0,
         "bytes_peak": read_peak(),
         "logits_error": model.check(tokens, exact),
         "logits_limit": float(arrays["limit"]),

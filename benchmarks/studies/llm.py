@@ -91,6 +91,8 @@ class Session:
         """Return the command of a row's process, once what it reads is written."""
         row = ROWS[name]
         job = replace(job, variant=row.variant, **row.settings)
+        if job.weights and job.device != "cpu":  # GEMMs in int8 are for CPUs
+            job = replace(job, lowp_mode="BF16")
         job = replace(job, reference=self._reference(job))
         if not row.peer:
             return job.command()
