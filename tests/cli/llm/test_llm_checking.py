@@ -55,6 +55,7 @@ def test_beams_are_scored_again(reference):
     prompt = reference.tokens[:, :PROMPT]
     kept = {"return_dict_in_generate": True, "output_scores": True}
     output = variant.generate(prompt, 8, num_beams=3, **kept)
+    output.sequences = output.sequences.clone()
     output.sequences[:, -4] = (output.sequences[:, -4] + 1) % 256
     assert checking.measure_beam_error(variant.model, output, PROMPT) > facts["beam_limit"]
 
