@@ -30,6 +30,7 @@ ROOMS = (
     "ipex_inductor.cli.cache.trust",
     "ipex_inductor.cli.demo",
     "ipex_inductor.cli.doctor",
+    "ipex_inductor.cli.llm",
     "ipex_inductor.cli.prebuild",
     "ipex_inductor.compat",
     "ipex_inductor.compiler",

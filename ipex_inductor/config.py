@@ -57,6 +57,13 @@ class CompileConfig:
         "results derived from it; all other readers of that weight get an error, and so do graphs "
         "for other sizes that pack it differently (packages: no effect)",
     )
+    shared_packing: bool = _option(
+        False,
+        "IPEX_SHARED_PACKING",
+        "bool",
+        "inference on a CPU: join linear layers on one input for any number of rows, so that "
+        "graphs of one model for few and for many rows read one packed copy of the weights",
+    )
     strict: bool = _option(
         False,
         "IPEX_STRICT",

@@ -187,6 +187,7 @@ VALID = {
     "weight_prologue": st.booleans(),
     "weight_prologue_bytes": st.integers(),
     "drop_plain_weights": st.booleans(),
+    "shared_packing": st.booleans(),
     "strict": st.booleans(),
     "autotune": st.sampled_from(AUTOTUNE),
     "autotune_budget_s": st.integers(min_value=0),

@@ -16,6 +16,7 @@ VERBS = {
     "demo": "Compile whole models with backend `ipex`; compare it with Inductor.",
     "doctor": "Check this machine for all that is needed, and say how to fix the rest.",
     "explain": "Show what backend `ipex` does to a model, graph by graph, and why not more.",
+    "llm": "Language models: time decoding, quantize weights.",
     "launch": "Run instances of a program, each on its own cores, with allocator and logs.",
     "prebuild": "Compile a model into a bundle, for processes that compile nothing.",
     "quantize": "Calibrate a model for INT8 within an accuracy budget; write model and report.",

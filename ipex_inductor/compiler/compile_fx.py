@@ -214,6 +214,7 @@ def _pass_settings(
         Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
         low_precision if prologue else frozenset(),
         why_not_quantized,
+        config.shared_packing,
     )
 
 

@@ -214,6 +214,7 @@ class Request:
             "rules_off": tuple(sorted(self.config.rules_off)),
             "weight_prologue": (self.config.weight_prologue, self.config.weight_prologue_bytes),
             "drop_plain_weights": self.config.drop_plain_weights,
+            "shared_packing": self.config.shared_packing,
             "training": self.training,
             "sharded": self.is_sharded,
             "sycl": self._sycl,

@@ -37,21 +37,23 @@ class CompiledForward:
     Args:
         model: the model, whose attribute `forward` this becomes.
         family: the row of the model's family.
+        drops: release plain weights that compiled code reads packed.
     """
 
-    def __init__(self, model: Any, family: Family) -> None:
-        self.model, self.family = model, family
+    def __init__(self, model: Any, family: Family, drops: bool = False) -> None:
+        self.model, self.family, self.drops = model, family, drops
         self.own = vars(model).get("forward")  # a hook of another package, called instead
         self._start()
 
     def _start(self) -> None:
         self.pool = CachePool()
-        self.steps = Steps(self.eager)
+        self.steps = Steps(self.eager, self.drops)
         self.reasons: set[str] = set()
         self._names: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"model": self.model, "family": self.family, "own": self.own}
+        keys = ("model", "family", "own", "drops")
+        return {key: getattr(self, key) for key in keys}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

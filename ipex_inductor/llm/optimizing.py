@@ -15,13 +15,14 @@ from ipex_inductor.frontend.notes import Notes
 from ipex_inductor.llm import families, quantized
 from ipex_inductor.llm.forward import CompiledForward
 from ipex_inductor.llm.generating import Generate, PrepareCache
+from ipex_inductor.llm.steps import why_not_dropped
 
 log = logging.getLogger("IPEX")
 
 DEVICES = ("cpu", "cuda", "xpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HOOKS = ("forward", "generate", "_prepare_cache_for_generation")
-KNOB = "llm.optimize"
+KNOB, DROP = "llm.optimize", "drop_plain_weights"
 
 
 @torch.inference_mode(False)  # otherwise a copy would be of tensors that cannot be written later
@@ -37,6 +38,8 @@ def optimize(
     sample_inputs: Any = None,
     deployment_mode: bool = True,
     cache_weight_for_large_batch: bool = False,
+    *,
+    drop_plain_weights: bool = False,
 ) -> Any:
     """Prepare the language model `model`: its `forward` and `generate` run compiled code.
 
@@ -58,6 +61,9 @@ def optimize(
         deployment_mode: compile. False prepares the model and leaves its calls eager.
         cache_weight_for_large_batch: accepted in bf16; compiled code packs weights for each number
             of rows by itself.
+        drop_plain_weights: on a CPU, release each plain weight once compiled code has it packed.
+            The model then takes half of the memory; eager calls, `state_dict` and
+            `save_pretrained` raise an error.
 
     Returns:
         The model. With an optimizer, or in training mode, the tuple (model, optimizer).
@@ -94,13 +100,18 @@ def optimize(
             type(model).__name__,
         )
         return frontend.optimize(model, dtype=dtype, inplace=inplace)
-    return _prepare(model, family, dtype, inplace, deployment_mode)
+    return _prepare(model, family, dtype, inplace, deployment_mode, drop_plain_weights)
 
 
 def _prepare(
-    model: Any, family: families.Family, dtype: torch.dtype, inplace: bool, deployment_mode: bool
+    model: Any,
+    family: families.Family,
+    dtype: torch.dtype,
+    inplace: bool,
+    deployment_mode: bool,
+    drops: bool,
 ) -> Any:
-    """Copy, cast and hook a model that generates text."""
+    """Copy, cast and hook a model that generates text; the arguments are those of `optimize`."""
     notes = Notes(frozenset())
     earlier = getattr(model, "ipex_report", None)
     if not inplace:
@@ -108,7 +119,12 @@ def _prepare(
         _detach(model)
     _cast(model, dtype, notes)
     if deployment_mode:
-        forward = CompiledForward(model, family)
+        if drops and (reason := why_not_dropped(model)):
+            notes.record_rejected(DROP, reason)
+            drops = False
+        elif drops:
+            notes.record_applied(DROP, "plain weights are released at the first calls")
+        forward = CompiledForward(model, family, drops)
         vars(model)["forward"] = forward
         vars(model)["generate"] = Generate(model, forward)
         vars(model)["_prepare_cache_for_generation"] = PrepareCache(model, forward)

@@ -10,12 +10,26 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ipex_inductor import compat
 from ipex_inductor.llm.compile_lock import CompileLock
+from ipex_inductor.ops.gemm.blocked import COLUMNS
+from ipex_inductor.target.device import architecture
 
 BACKEND = "ipex"
+# Prompts and single tokens read one packed copy of the weights.
+OPTIONS = {"shared_packing": True}
+LEAST_DEPTH = 128  # K; below it few and many rows may have different kernels
+# CPUs and dtypes whose GEMMs pack a weight alike for any number of rows, so that plain weights can
+# be released: a graph for another number of rows needs no other packing.
+PACKED_ALIKE = {
+    ("x86-64:avx2", torch.float32),
+    ("x86-64:avx2", torch.bfloat16),
+    ("x86-64:avx512_bf16", torch.float32),
+    ("x86-64:avx512_bf16", torch.bfloat16),
+    ("x86-64:avx512_bf16", torch.float16),
+}
 MOST_STEPS = 96  # graphs of one model; each holds code and, on CPUs, no weights of its own
 
 LOCK = CompileLock()
@@ -26,10 +40,12 @@ class Steps:
 
     Args:
         eager: the function that every step computes.
+        drops: release plain weights that compiled code reads packed.
     """
 
-    def __init__(self, eager: Callable[..., Any]) -> None:
+    def __init__(self, eager: Callable[..., Any], drops: bool = False) -> None:
         self._eager = eager
+        self._options = {**OPTIONS, "drop_plain_weights": True} if drops else OPTIONS
         self._steps: dict[Hashable, Callable[..., Any]] = {}
         self._whole: Callable[..., Any] | None = None
         self._called: set[Hashable] = set()
@@ -54,7 +70,8 @@ class Steps:
             if step is None:
                 if len(self._steps) >= MOST_STEPS:
                     return None
-                step = self._steps[key] = compile_alone(self._eager, dynamic=False)
+                step = compile_alone(self._eager, self._options, dynamic=False)
+                self._steps[key] = step
         return self._run(step, key, (), arguments)
 
     def repeat(
@@ -82,7 +99,7 @@ class Steps:
         """Call the model without a cache, compiled once for its first shape, then for any."""
         with self._lock:
             if self._whole is None:
-                self._whole = compile_alone(self._eager, dynamic=None)
+                self._whole = compile_alone(self._eager, self._options, dynamic=None)
         key = ("whole", *modes(), *map(shape_of, args), *map(shape_of, kwargs.values()))
         return self._run(self._whole, key, args, kwargs)
 
@@ -102,7 +119,30 @@ class Steps:
         return result
 
 
-def compile_alone(eager: Callable[..., Any], dynamic: bool | None) -> Callable[..., Any]:
+def why_not_dropped(model: Any) -> str:
+    """Return why the plain weights of a model are kept, "" if they can be released."""
+    param = next(model.parameters(), None)
+    if param is None or param.device.type != "cpu":
+        return "plain weights are read as they are on this device"
+    if (architecture(), param.dtype) not in PACKED_ALIKE:
+        return f"prompts and single tokens pack weights in {param.dtype} differently on this CPU"
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not _is_packed_alike(module):
+            sizes = f"[{module.out_features}, {module.in_features}]"
+            return f"prompts and single tokens pack {name} {sizes} differently"
+        if isinstance(module, nn.modules.conv._ConvNd):
+            return f"{name} is a convolution, which other lengths may pack differently"
+    return ""
+
+
+def _is_packed_alike(linear: nn.Linear) -> bool:
+    """Return whether one kernel serves a layer for any number of rows."""
+    return linear.in_features >= LEAST_DEPTH and linear.out_features % COLUMNS == 0
+
+
+def compile_alone(
+    eager: Callable[..., Any], options: Mapping[str, Any], dynamic: bool | None
+) -> Callable[..., Any]:
     """Return `eager` compiled, with Dynamo's limits and state of a function of its own."""
 
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +152,8 @@ def compile_alone(eager: Callable[..., Any], dynamic: bool | None) -> Callable[.
         co_name=step.__code__.co_name
     )  # Dynamo keeps graphs by code object
     own = FunctionType(code, step.__globals__, "step", None, step.__closure__)
-    compiled: Callable[..., Any] = torch.compile(own, backend=BACKEND, dynamic=dynamic)
+    ours = {"options": dict(options)} if BACKEND == "ipex" else {}  # other backends have others
+    compiled: Callable[..., Any] = torch.compile(own, backend=BACKEND, dynamic=dynamic, **ours)
     return compiled
 
 

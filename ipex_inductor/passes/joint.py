@@ -93,7 +93,7 @@ def _report_weight_only(c: PassContext) -> None:
 
 
 def _join_linears(c: PassContext) -> None:
-    shared_input.join_linears(c.graph, c.weights, c.report)
+    shared_input.join_linears(c.graph, c.weights, c.report, c.settings.shared_packing)
 
 
 def _convert_to_channels_last(c: PassContext) -> None:

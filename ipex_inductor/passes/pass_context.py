@@ -43,6 +43,7 @@ class PassSettings:
             not available, or None. That of FP8 with `calls=False`: why generated code cannot
             convert FP8.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.
+        shared_packing: Whether linear layers on one input are joined for any number of rows.
     """
 
     rules_off: frozenset[str] = frozenset()
@@ -50,6 +51,7 @@ class PassSettings:
     choose: Choose = library.nothing
     dtypes: frozenset[torch.dtype] = frozenset()
     why_not_quantized: Mapping[str, WhyNot] = field(default_factory=NOT_CALLED.copy)
+    shared_packing: bool = False
 
 
 @dataclass

@@ -41,8 +41,8 @@ MAY_IMPORT = {
     "as_ipex": {"ipex_api"},
     "prebuild": {"aot_cache", "backend", "compiler", "optim", "passes", "templates"},
     "cli": {
-        *("aot_cache", "autotune", "compiler", "cpu", "inspection", "lowerings", "passes"),
-        *("prebuild", "quantization", "templates"),
+        *("aot_cache", "autotune", "compiler", "cpu", "inspection", "llm", "lowerings", "ops"),
+        *("passes", "prebuild", "quantization", "templates"),
     },
 }
 ROOMS = ("ipex_inductor", "lowerings", "templates", "autotune", "aot_cache")

@@ -10,7 +10,7 @@ from torch import Tensor
 from ipex_inductor.errors import CheckpointError
 from ipex_inductor.llm.checkpoints.settings import BITS, CheckpointSettings
 from ipex_inductor.llm.checkpoints.tensors import TensorEntry
-from ipex_inductor.ops.quant.weight_only import FLOATS
+from ipex_inductor.ops.quant.weight_only import FLOATS, INTEGERS, NIBBLES, STORED
 from ipex_inductor.quantization.weight_only.storage import QuantizedWeight, count_groups
 from ipex_inductor.quantization.weight_only.words import (
     WORD,
@@ -189,6 +189,38 @@ def _read_fp8(
     )
 
 
+def _expect_native(sizes: Sizes, settings: CheckpointSettings) -> Spec:
+    rows, name = sizes.rows, settings.weight_dtype
+    width = -(-sizes.columns // 2) if name in NIBBLES else sizes.columns
+    stored = torch.uint8 if name == "fp8" else STORED[name]
+    return {
+        "quantized_weight": (((rows, width),), (stored,)),
+        "scales": (((rows, sizes.groups),), FLOATS),
+        "zeros": (((rows, sizes.groups),), (INTEGERS.get(name, torch.uint8),)),
+        "order": (((sizes.columns,),), INTS),
+    }
+
+
+def _read_native(
+    tensors: Mapping[str, Tensor], sizes: Sizes, settings: CheckpointSettings
+) -> QuantizedWeight:
+    name, order = settings.weight_dtype, tensors.get("order")
+    if order is not None and not torch.equal(
+        order.sort().values, torch.arange(sizes.columns).int()
+    ):
+        advice = "Copy the checkpoint again."
+        raise CheckpointError("an order with each column once", "another one", advice)
+    return QuantizedWeight(
+        weight=tensors["quantized_weight"].view(STORED[name]),
+        scales=tensors["scales"],
+        zeros=tensors.get("zeros"),
+        order=order,
+        weight_dtype=name,
+        group_size=sizes.columns if sizes.group_size == -1 else sizes.group_size,
+        in_features=sizes.columns,
+    )
+
+
 _GPTQ = Layout("qweight", _expect_gptq, _read_gptq, frozenset({"g_idx", "qzeros"}), axis=0)
 LAYOUTS = {
     "gptq": _GPTQ,
@@ -210,8 +242,9 @@ LAYOUTS = {
         _read_fp8,
         is_marked=lambda entry: entry.dtype is torch.float8_e4m3fn,
     ),
+    "ipex": Layout("quantized_weight", _expect_native, _read_native, frozenset({"zeros", "order"})),
 }
-ZEROS = {"qzeros", "weight_zero_point"}
+ZEROS = {"qzeros", "weight_zero_point", "zeros"}
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def load_quantized(
     entries, settings = _open(source)
     plan = _plan_model(model, entries, settings)
     compute = COMPUTE[WoqLowpMode(lowp_mode)]
-    _fill_buffers(model, plan)
+    fill_buffers(model, plan.computed)
     for name in [*plan.layers]:
         _replace(model, name, plan.layers.pop(name), plan.biases.get(name), compute)
     for names, entry in plan.others:
@@ -247,9 +247,18 @@ def _computed_buffers(model: nn.Module) -> list[str]:
     return paths
 
 
-def _fill_buffers(model: Any, plan: ModelPlan) -> None:
-    """Compute buffers of a model of transformers that no checkpoint has."""
-    for path in plan.computed:
+def compute_buffers(model: nn.Module) -> None:
+    """Give values to the buffers on the device meta that no checkpoint has, on the CPU.
+
+    Raises:
+        CheckpointError: if the model has no method of transformers that computes them.
+    """
+    fill_buffers(model, _computed_buffers(model))
+
+
+def fill_buffers(model: Any, paths: list[str]) -> None:
+    """Compute the buffers of the modules at these paths by the model's own initialization."""
+    for path in paths:
         part = model.get_submodule(path)
         for name, buffer in [*part.named_buffers(recurse=False)]:
             if buffer.is_meta:

@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ipex_inductor.errors import CheckpointError
 from ipex_inductor.llm.checkpoints.tensors import read_json
+from ipex_inductor.ops.quant.weight_only import NIBBLES, STORED
 
 FILES = ("quant_config.json", "quantize_config.json")
 # Names of GPTQ's `checkpoint_format`, and their layouts.
@@ -34,7 +35,7 @@ class CheckpointSettings:
 
     `layout` is a key of `layouts.LAYOUTS`. `group_size` -1 is the whole row. With `mixed` layers
     may have other bits and groups, which their shapes tell. `block` are rows and columns of FP8
-    blocks.
+    blocks. `weight_dtype` is that of layout "ipex", whose tensors are those of its layers.
     """
 
     layout: str
@@ -44,6 +45,7 @@ class CheckpointSettings:
     sym: bool = False
     mixed: bool = False
     block: tuple[int, int] = (1, 1)
+    weight_dtype: str = ""
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
 
@@ -183,6 +185,19 @@ def _compressed(raw: Mapping[str, Any]) -> CheckpointSettings:
     )
 
 
+def _native(raw: Mapping[str, Any]) -> CheckpointSettings:
+    """Return settings of `save_native`.
+
+    Raises:
+        CheckpointError: for a type that does not exist.
+    """
+    weight_dtype = str(raw.get("weight_dtype", ""))
+    if weight_dtype not in STORED:
+        _refuse("weight_dtype", weight_dtype, STORED)
+    settings = _integers({**raw, "bits": 4 if weight_dtype in NIBBLES else 8}, "ipex")
+    return replace(settings, weight_dtype=weight_dtype)
+
+
 METHODS: dict[str, Callable[[Mapping[str, Any]], CheckpointSettings]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -192,4 +207,5 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], CheckpointSettings]] = {
     "int8": _int8,
     "fp8": _fp8,
     "compressed-tensors": _compressed,
+    "ipex": _native,
 }

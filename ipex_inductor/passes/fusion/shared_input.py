@@ -27,10 +27,20 @@ OURS = ("aten", "ipex", "prims")  # namespaces of ops that read strides at run t
 FEW = 16  # the most rows for which one call beats several on a CPU
 
 
-def join_linears(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport) -> None:
-    """Join every group of linear layers that share an input; report why others are not joined."""
+def join_linears(
+    graph: torch.fx.Graph, weights: Container[Node], report: GraphReport, any_rows: bool = False
+) -> None:
+    """Join every group of linear layers that share an input; report why others are not joined.
+
+    Args:
+        graph: The graph, changed in place.
+        weights: Nodes that are weights.
+        report: Gets the decisions.
+        any_rows: Whether a CPU joins layers for more than `FEW` rows too: a graph for few rows
+            then packs the same concatenated weights, and both read one copy.
+    """
     for group in _groups(graph, weights):
-        reason = _why_not(group)
+        reason = _why_not(group, any_rows)
         if reason is None:
             _join(graph, group)
             counters["ipex"][NAME] += 1
@@ -63,7 +73,7 @@ def _source(x: Any) -> tuple[Any, ...]:
     return (x.args[0] if x.target is aten.view.default else x), shape
 
 
-def _why_not(group: Sequence[Node]) -> str | None:
+def _why_not(group: Sequence[Node], any_rows: bool) -> str | None:
     rows = group[0].meta["val"].shape[0]
     for node in group:
         *bias, _, _ = node.args
@@ -74,7 +84,7 @@ def _why_not(group: Sequence[Node]) -> str | None:
         return "of several dtypes" if len(dtypes) > 1 else None
     if not isinstance(rows, int):
         return "the number of rows is not known"
-    if rows > FEW:
+    if rows > FEW and not any_rows:
         return f"{rows} rows: several calls are as fast from {FEW + 1} on"
     return why_not(*(node.meta["val"] for node in group))
 

@@ -19,7 +19,7 @@ from ipex_inductor.quantization.weight_only.qconfig import (
     WoqWeightDtype,
     WoqWeightQScheme,
 )
-from ipex_inductor.quantization.weight_only.saving import save_gptq
+from ipex_inductor.quantization.weight_only.saving import save_gptq, save_native
 from ipex_inductor.quantization.weight_only.storage import QuantizedWeight
 
 __all__ = [
@@ -38,4 +38,5 @@ __all__ = [
     "quantize_weights",
     "report_weights",
     "save_gptq",
+    "save_native",
 ]

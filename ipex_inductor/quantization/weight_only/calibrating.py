@@ -17,6 +17,7 @@ from ipex_inductor.quantization.weight_only.linear import WeightOnlyLinear, is_c
 from ipex_inductor.quantization.weight_only.models import (
     Decisions,
     Plan,
+    Step,
     WeightOnlyDecision,
     check_model,
     check_names,
@@ -54,6 +55,7 @@ def gptq(
     skip: Iterable[str] = (),
     inplace: bool = False,
     save_dir: str | os.PathLike[str] | None = None,
+    step: Step | None = None,
 ) -> nn.Module:
     """Return a model whose weights are quantized by GPTQ with calibration data.
 
@@ -76,6 +78,7 @@ def gptq(
         skip: paths of modules that stay in floating point.
         inplace: change the model itself; after an error it has the layers that were finished.
         save_dir: folder to write a checkpoint in GPTQ's format to, for other programs too.
+        step: called before each block: its path, the number of those before it, that of all.
 
     Raises:
         QuantizationError: for settings or data that cannot be used.
@@ -103,6 +106,8 @@ def gptq(
         if save_dir is not None:
             check_sizes({name: row[0] for name, row in plan.items()}, qconfig)
         for number, (path, block) in enumerate(blocks.items()):
+            if step is not None:
+                step(path, number, len(blocks))
             part = {name: plan.pop(name) for name in [*plan] if _is_inside(name, path)}
             run = _runner(block, samples, calls, number)
             _quantize_block(result, part, decisions, run, settings)

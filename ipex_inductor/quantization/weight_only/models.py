@@ -16,6 +16,8 @@ from ipex_inductor.quantization.weight_only.qconfig import (
     read_mapping,
 )
 
+Step = Callable[[str, int, int], None]
+
 PREPARED = "_ipex_weight_only_mapping"
 REPORT = "_ipex_weight_only_report"
 SKIPPED = "the list of skipped layers names it"
@@ -80,6 +82,8 @@ def quantize_weights(
     qconfig: Any,
     inplace: bool = False,
     skip: Iterable[str] = (),
+    *,
+    step: Step | None = None,
 ) -> nn.Module:
     """Return a model whose linear layers compute on quantized weights, rounded to nearest.
 
@@ -95,6 +99,7 @@ def quantize_weights(
         qconfig: of `get_weight_only_quant_qconfig_mapping`, or a `QConfigWoq`.
         inplace: change the model itself.
         skip: paths of modules that stay in floating point, with all modules in them.
+        step: called before each layer: its path, the number of those before it, that of all.
 
     Raises:
         QuantizationError: if no layer would be quantized, a weight is not finite, or a name in
@@ -109,7 +114,7 @@ def quantize_weights(
     check_values(plan)
     result = model if inplace else copy_with(model, {})
     round_layer: Any = WeightOnlyLinear.from_linear
-    return replace_layers(result, plan, decisions, round_layer)
+    return replace_layers(result, plan, decisions, round_layer, step)
 
 
 def prepare_weights(model: nn.Module, configure: Any, inplace: bool = False) -> nn.Module:
@@ -233,6 +238,7 @@ def replace_layers(
     plan: Plan,
     decisions: Decisions,
     quantize: Callable[[nn.Module, QConfigWoq], WeightOnlyLinear],
+    step: Step | None = None,
 ) -> nn.Module:
     """Replace the layers of a plan, release their weights, and attach the report.
 
@@ -241,10 +247,14 @@ def replace_layers(
         plan: of `plan_layers`, of this model or one with the same modules; emptied on the way.
         decisions: of the layers that stay in floating point.
         quantize: returns the layer that replaces another, by its setting.
+        step: called before each layer, see `quantize_weights`.
     """
+    count = len(plan)
     owners = _owners_of_weights(model)
     cache: dict[tuple[int, QConfigWoq], WeightOnlyLinear] = {}
-    for name in [*plan]:
+    for number, name in enumerate([*plan]):
+        if step is not None:
+            step(name, number, count)
         qconfig = plan.pop(name)[1]
         linear: Any = model.get_submodule(name)
         tied = [owner for owner in owners[id(linear.weight)] if owner != name]

@@ -40,7 +40,7 @@ def products(behind, x, *weights_and_biases):
     )
 
 
-def joined(device, biases=True, dtypes=(torch.bfloat16,) * 3, behind=activated):
+def joined(device, biases=True, dtypes=(torch.bfloat16,) * 3, behind=activated, any_rows=False):
     """The graph and what is said of it, of 1024 rows."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         x = torch.empty(8, 128, 128, device=device, dtype=torch.bfloat16)
@@ -51,7 +51,7 @@ def joined(device, biases=True, dtypes=(torch.bfloat16,) * 3, behind=activated):
     for node, dtype in zip(reversed(weights), dtypes, strict=False):  # biases: no op between
         node.meta["val"] = node.meta["val"].to(dtype)
     report = GraphReport()
-    shared_input.join_linears(graph, set(weights), report)
+    shared_input.join_linears(graph, set(weights), report, any_rows)
     return graph, [(event.kind, event.reason) for event in report.events]
 
 
@@ -66,6 +66,15 @@ def test_on_a_gpu_any_number_of_rows_is_one_product(biases):
     assert [share.meta["val"].shape[1] for share in shares] == [*WIDTHS]
     assert {share.meta["val"].stride() for share in shares} == {(sum(WIDTHS), 1)}, "no copies"
     assert [next(iter(share.users)).target for share in shares] == [aten.view.default] * 3
+
+
+def test_on_a_cpu_many_rows_are_joined_where_few_rows_share_the_packed_weights():
+    graph, said = joined("cpu")
+    assert said == [("missed", "1024 rows: several calls are as fast from 17 on")]
+    graph, said = joined("cpu", any_rows=True)
+    assert said == [("fired", "3 layers")]
+    (node,) = graph.find_nodes(op="call_function", target=aten.addmm.default)
+    assert node.meta["val"].shape == (1024, sum(WIDTHS))
 
 
 STRIDES = {
