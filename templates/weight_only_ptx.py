@@ -1,8 +1,8 @@
-"""PTX that decodes four bytes of a quantized weight: integers become floats without conversions.
+"""PTX that decodes four bytes of a quantized weight: integers become floats exactly.
 
-A bf16 of the bits 0x4300 + q is 128 + q for q of 7 bits, and an fp16 of 0x6400 + q is 1024 + q for q
-of 10 bits. `prmt` sets these bits for two elements at once, and one fused multiply-add subtracts
-128, or 1024, and the zero point. All of it is exact.
+A bf16 of the bits 0x4300 + q is 128 + q for q of 7 bits, and an fp16 of 0x6400 + q is 1024 + q for
+q of 10 bits. `prmt` sets these bits for two elements at once, and one fused multiply-add subtracts
+128, or 1024, and the zero point.
 """
 
 import struct
@@ -16,6 +16,8 @@ ADDED = {"bfloat16": 128, "float16": 1024}
 ONE = {"bfloat16": 0x3F803F80, "float16": 0x3C003C00}
 MINUS_ONE = {"bfloat16": 0xBF80BF80, "float16": 0xBC00BC00}
 PAIR = {"bfloat16": "bf16x2", "float16": "f16x2"}
+
+
 def instructions(weight_dtype: str, dtype: str, zeroed: bool) -> list[str]:
     """Return the PTX: results are pairs of even elements, then of odd ones; then come operands.
 

@@ -21,9 +21,7 @@ def register_by_name(overload: torch._ops.OpOverload, lower: Callable[[Arguments
     register_lowering(overload, type_promotion_kind=None)(lower_call)
 
 
-def expand(
-    overload: torch._ops.OpOverload, compute: Callable[[Arguments], torch.Tensor]
-) -> object:
+def expand(overload: torch._ops.OpOverload, compute: Callable[[Arguments], torch.Tensor]) -> object:
     """Lower the present node as torch's ops that compute it.
 
     Args:

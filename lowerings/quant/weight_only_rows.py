@@ -1,10 +1,9 @@
-"""Lowering of GEMMs on quantized weights on NVIDIA GPUs to a Triton template, and its candidates."""
+"""Lowering of GEMMs on quantized weights on NVIDIA GPUs to a Triton template; candidates."""
 
 import functools
 import math
 from collections.abc import Mapping
 from dataclasses import astuple
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 

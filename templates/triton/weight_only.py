@@ -19,8 +19,8 @@ import torch
 
 from ipex_inductor.ops.quant.weight_only import INTEGERS, NF4, NIBBLES, SYMMETRIC
 from ipex_inductor.ops.quant.weight_only_rows import BASES
-from ipex_inductor.templates.kernel_text import fill_values, read_kernel_text
 from ipex_inductor.templates import weight_only_ptx
+from ipex_inductor.templates.kernel_text import fill_values, read_kernel_text
 
 NAME = "ipex.triton.weight_only"
 FORMATS = ("int4", "int8", "nf4", "fp8")
@@ -127,7 +127,7 @@ def constants(
         "PLACES": tile.BLOCK_K // elements,
         "GROUP": group_size,
         "GROUPS": groups,
-        "INNER": tile.BLOCK_K // group_size if groups > 1 and tile.BLOCK_K > group_size else 1,
+        "INNER": tile.BLOCK_K // group_size if groups > 1 and group_size < tile.BLOCK_K else 1,
         "STEPS": tile.steps(terms),
         "PARTS": tile.used_parts(terms),
         "TAIL": tile.steps(terms) * tile.used_parts(terms) * tile.BLOCK_K != terms,
@@ -265,9 +265,7 @@ def why_not_groups(terms: int, group_size: int) -> str | None:
     )
 
 
-def choose_tile(
-    rows: int, columns: int, terms: int, group_size: int, multiprocessors: int
-) -> Tile:
+def choose_tile(rows: int, columns: int, terms: int, group_size: int, multiprocessors: int) -> Tile:
     """Return the tile that is used without a record.
 
     Args:

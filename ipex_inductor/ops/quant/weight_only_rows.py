@@ -1,7 +1,8 @@
 """`ipex::weight_only_rows`: a GEMM on a quantized weight as Triton's template computes it.
 
-`compute` writes `ipex::weight_only_linear` by it. Scales and zero points are laid out for the kernel
-by `ipex::weight_only_factors`, which reads weights alone. Bias and rounding follow in torch's ops.
+`compute` writes `ipex::weight_only_linear` by it. Scales and zero points are laid out for the
+kernel by `ipex::weight_only_factors`, which reads weights alone. Bias and rounding follow in
+torch's ops.
 """
 
 import math
@@ -16,7 +17,7 @@ from ipex_inductor.ops.quant.weight_only import COMPUTES, Scheme, dequantize_wei
 
 LINEAR = torch.ops.ipex.weight_only_linear.default
 HALF_BITS = 0xFFFF
-MOST_ROWS = 256  # beyond, a library's GEMM on the dequantized weight is expected to be faster
+MOST_ROWS = 256
 # What a float adds to an integer in its last bits, see `templates/weight_only_ptx.py`.
 BASES = {
     ("int4", torch.bfloat16): 128,
@@ -160,8 +161,12 @@ def compute(tile: Sequence[int], *args: Any) -> Tensor:
 def compute_by_size(*args: Any) -> Tensor:
     """Compute `ipex::weight_only_linear` by the kernel, or for many rows by `dequantize`."""
     x = name_arguments(LINEAR, args, {}).x
-    rows = math.prod(x.shape[:-1])
-    return dequantize(*args) if rows > MOST_ROWS else compute([], *args)
+    return dequantize(*args) if has_many_rows(x) else compute([], *args)
+
+
+def has_many_rows(x: Tensor) -> bool:
+    """Return whether activations have so many rows that `dequantize` is expected to be faster."""
+    return math.prod(x.shape[:-1]) > MOST_ROWS
 
 
 def dequantize(*args: Any) -> Tensor:

@@ -1,12 +1,21 @@
 """Linear layers on quantized weights: computed by a kernel, or the reason why not."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._dynamo.utils import counters
 
 from ipex_inductor.ops.common.defining import name_arguments
-from ipex_inductor.ops.quant.weight_only_rows import LINEAR, compute_by_size
+from ipex_inductor.ops.quant.weight_only_rows import (
+    LINEAR,
+    MOST_ROWS,
+    compute,
+    dequantize,
+    has_many_rows,
+)
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import inline
 from ipex_inductor.passes.pass_context import PassContext
@@ -27,17 +36,31 @@ def place_linears(context: PassContext) -> None:
     traced: dict[Any, torch.fx.GraphModule] = {}  # a model repeats its layers
     for node in context.graph.find_nodes(op="call_function", target=LINEAR):
         reason = _why_not(context, node)
-        body, choice = None, ""
-        on_gpu = reason is None and node.meta["val"].device.type != "cpu"
-        if on_gpu:
-            body, _, choice = context.settings.choose(node)
+        kind, body = "missed" if reason else "fired", None
+        if kind == "fired" and node.meta["val"].device.type != "cpu":
+            kind, reason, body = _choose(context, node)
         call = name_arguments(LINEAR, node.args, node.kwargs)
         subject = f"{NAME}, {call.weight_dtype} in {call.compute}"
-        kind = "missed" if reason else "fired"
-        context.report.add(kind, subject, reason or choice, user_line(node))
-        counters["ipex"][NAME] += reason is None
-        if on_gpu:
-            inline(context.graph, node, body or compute_by_size, context.table, traced, origins=True)
+        context.report.add(kind, subject, reason or "", user_line(node))
+        counters["ipex"][NAME] += kind == "fired"
+        if body is not None:
+            inline(context.graph, node, body, context.table, traced, origins=True)
+
+
+def _choose(context: PassContext, node: Node) -> tuple[str, str, Callable[..., Tensor] | None]:
+    """Return the kind and reason of the decision, and what computes a layer on a GPU.
+
+    The last is None for a library's GEMM on the dequantized weight, which the lowering calls.
+    """
+    body, _, reason = context.settings.choose(node)
+    x = node.args[0]
+    assert isinstance(x, Node)
+    is_large = has_many_rows(x.meta["val"])
+    if body is None and is_large:
+        reason = f"{reason}; over {MOST_ROWS} rows a library multiplies the dequantized weight"
+    if body is dequantize or (body is None and is_large):
+        return "choice", reason, None
+    return "fired", reason, body or partial(compute, [])
 
 
 def _why_not(context: PassContext, node: Node) -> str | None:
