@@ -88,6 +88,11 @@ def _share_fp8_inputs(c: PassContext) -> None:
     fp8_sharing.share_inputs(c.graph, c.report)
 
 
+def _place_weight_only(c: PassContext) -> None:
+    why_not = c.settings.why_not_quantized["weight only"]
+    weight_only.place_linears(c.graph, c.settings.choose, why_not, c.table, c.report)
+
+
 def _join_linears(c: PassContext) -> None:
     shared_input.join_linears(c.graph, c.weights, c.report)
 
@@ -147,7 +152,7 @@ PASSES = (
     Pass("rules", INFERENCE, _apply_rules, ANY_RULE),
     # Products have their epilogues by now.
     Pass("int8 products", INFERENCE, _quantize_products, products.NAME),
-    Pass("weight-only linears", INFERENCE, weight_only.place_linears, ANY_RULE),
+    Pass("weight-only linears", INFERENCE, _place_weight_only, ANY_RULE),
     # Only layers that no rule fused are joined.
     Pass("linears on one input", INFERENCE, _join_linears, shared_input.NAME),
     # Convolutions of ours are converted too; calls are chosen for the converted layout.
