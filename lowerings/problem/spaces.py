@@ -38,16 +38,9 @@ DEFAULT_INT8 = "ipex.int8"  # a template by the sizes of the problem, without a 
 DEFAULT_WEIGHT_ONLY = "ipex.weight_only"  # a template or a library's GEMM, by the sizes
 DEQUANTIZED = "ipex.weight_only_dequantized"  # a library's GEMM on the dequantized weight
 INT8 = ("int8_gemm", "int8_streamed", "int8_conv", "int8_boxes")
-FAMILIES = (
-    *CONVOLUTIONS,
-    *TOGETHER,
-    *INT8,
-    "streamed",
-    "persistent",
-    "pipelined",
-    "gated",
-    "weight_only",
-)
+GEMMS = ("streamed", "persistent", "pipelined", "gated")
+WEIGHT_ONLY = "weight_only"
+FAMILIES = (*CONVOLUTIONS, *TOGETHER, *INT8, *GEMMS, WEIGHT_ONLY)
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))
