@@ -17,7 +17,14 @@ from ipex_inductor.autotune.record import Problem
 from ipex_inductor.lowerings.common.calls import Call, always
 from ipex_inductor.lowerings.common.conv_templates import ints
 from ipex_inductor.lowerings.common.registering import expand, register_by_name
-from ipex_inductor.lowerings.common.templated import calls, dense, facts, node, template
+from ipex_inductor.lowerings.common.templated import (
+    align_to_vector,
+    calls,
+    dense,
+    facts,
+    node,
+    template,
+)
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.spaces import DEFAULT_WEIGHT_ONLY, DEQUANTIZED
 from ipex_inductor.lowerings.problem.workload import operands_by_name
@@ -29,6 +36,7 @@ from ipex_inductor.templates.triton.weight_only import Decoding, Tile
 
 aten, ipex = torch.ops.aten, torch.ops.ipex
 FACTORS = ipex.weight_only_factors.default
+WORD = 4  # bytes of two activations
 OLDEST, OLDEST_FP8 = 80, 89  # the first architectures with bf16, and with conversions of FP8
 # Activations of a graph that are laid out for several GEMMs, by their nodes.
 _laid_out: WeakKeyDictionary[Any, dict[torch.fx.Node, Any]] = WeakKeyDictionary()
@@ -53,7 +61,7 @@ def _lower(call: Arguments) -> Any:
     decoding = Decoding(call.weight_dtype, *names, call.zeroed)
     constants = weight_only.constants(rows, columns, terms, call.group_size, decoding, tile)
     is_split = nibbles and not constants["PAIRS"]
-    x = _even_columns_first(call.x) if is_split else dense(call.x)
+    x = _even_columns_first(call.x) if is_split else _aligned(dense(call.x))
     sums = node(
         template(decoding.name, weight_only.source(decoding), _grid),
         [x, dense(call.weight), dense(call.factors)],
@@ -72,6 +80,12 @@ def _lower(call: Arguments) -> Any:
 def _lower_factors(call: Arguments) -> Any:
     """Lower as torch's ops: only where the weight preprocessing does not compute it ahead."""
     return expand(FACTORS, lambda given: weight_only_rows.lay_out_factors(**vars(given)))
+
+
+def _aligned(x: Any) -> Any:
+    """Return a matrix that begins at a whole word, copied if necessary."""
+    begins_anywhere = x.get_name() in V.graph.unaligned_buffers
+    return ir.ExternKernel.copy_input(x) if begins_anywhere else align_to_vector(x, WORD)
 
 
 def _even_columns_first(x: Any) -> Any:
@@ -104,7 +118,8 @@ def why_not(device: torch.device, values: Mapping[str, Any]) -> str | None:
         return _expanded(f"the kernel is for sm_{oldest} and later")
     if not all(isinstance(size, int) for size in x.shape):
         return _expanded("its number of rows varies")
-    reason = _why_not(values["compute"], math.prod(x.shape), x.shape[-1], values)
+    elements = math.prod(x.shape) * values["weight"].shape[0]
+    reason = _why_not(values["compute"], elements, x.shape[-1], values)
     return reason and _expanded(reason)
 
 
@@ -123,14 +138,15 @@ def _why_not(compute: Any, elements: int, terms: int, values: Mapping[str, Any])
 
 
 def _why_not_tile(tile: Tile, problem: Problem) -> str | None:
-    x = operands_by_name(problem)["x"]
+    operands = operands_by_name(problem)
     if not problem.arch.startswith("sm_"):
         return f"our templates are not for {problem.arch}"
     if problem.symbols:
         return "its sizes vary"
-    sizes = ints(x.shape)
+    sizes = ints(operands["x"].shape)
     values: Any = problem.constants
-    if reason := _why_not(values["compute"], math.prod(sizes), sizes[-1], values):
+    elements = min(math.prod(ints(operand.shape)) for operand in operands.values())
+    if reason := _why_not(values["compute"], elements, sizes[-1], values):
         return reason
     _, shared_memory = facts(problem.arch)
     if tile.shared(values["weight_dtype"] in NIBBLES) > shared_memory:

@@ -29,6 +29,7 @@ DTYPES = ("bfloat16", "float16")  # of activations
 ZEROED = tuple(INTEGERS)  # formats that may have zero points
 SMALLEST_GROUP = 32
 LEAST_DEPTH = 64  # K of a step, at least
+MOST_WARPS_TO_DIVIDE = 4
 LEAST_STEPS = 2  # of a part of K
 MOST_BLOCK = 128  # rows of a tile
 
@@ -244,6 +245,10 @@ def fits(tile: Tile, rows: int, terms: int, group_size: int) -> bool:
         group_size: elements along K that share a scale.
     """
     if group_size < terms and group_size % tile.BLOCK_K and tile.BLOCK_K % group_size:
+        return False
+    # Triton 3.6 compiles loops wrongly that divide their counter, with eight warps.
+    divides = group_size < terms and group_size > tile.BLOCK_K
+    if divides and tile.num_warps > MOST_WARPS_TO_DIVIDE:
         return False
     if tile.used_parts(terms) != tile.parts or (tile.parts > 1 and tile.steps(terms) < LEAST_STEPS):
         return False

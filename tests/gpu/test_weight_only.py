@@ -28,8 +28,9 @@ KINDS = [
     ("fp8", DEPTH, False, F32),
 ]
 MANY = 512  # rows, for which a library multiplies the dequantized weight
-# Tensor cores cut where they add, which a processor rounds: four times as far off.
-CUT = 4
+# Tensor cores cut where they add, which a processor rounds: four times as far off. A library may
+# add parts of K that are rounded to bf16, up to 2^-9 of some hundredth of the sum of magnitudes.
+CUT, PARTS_CUT = 4, 128
 
 
 class Layers(nn.Module):
@@ -94,8 +95,9 @@ def test_all_kinds(rows, dtype, tmp_path):
     xs = [o.x.cuda() for o in operands]
     counters.clear()
     (code,) = code_of(run, xs)
+    cut, roundings = (PARTS_CUT, 2) if rows == MANY else (CUT, 1)
     for o, out in zip(operands, run(xs), strict=True):
-        assert_right(out.cpu(), o, relu=True, cut=CUT, roundings=2 if rows == MANY else 1)
+        assert_right(out.cpu(), o, relu=True, cut=cut, roundings=roundings)
     if rows == MANY:
         assert {e.kind for e in events()} == {"choice"}
         assert "triton_tem" not in code
@@ -139,7 +141,7 @@ def test_what_the_kernel_leaves_is_dequantized(scheme, reason):
     torch.manual_seed(0)
     o = make_operands(2, 96, 40, scheme, dtype=BF16, zeros=True)
     run = torch.compile(Layers([o]).cuda(), backend="ipex", options={"strict": True})
-    assert_right(run([o.x.cuda()])[0].cpu(), o, relu=True, cut=CUT, roundings=2)
+    assert_right(run([o.x.cuda()])[0].cpu(), o, relu=True, cut=PARTS_CUT, roundings=2)
     (event,) = events()
     assert event.kind == "missed"
     assert reason in event.reason

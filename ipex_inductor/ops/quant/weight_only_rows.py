@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.common.defining import Arguments, fake, name_arguments, op
@@ -167,6 +168,20 @@ def compute_by_size(*args: Any) -> Tensor:
 def has_many_rows(x: Tensor) -> bool:
     """Return whether activations have so many rows that `dequantize` is expected to be faster."""
     return math.prod(x.shape[:-1]) > MOST_ROWS
+
+
+def compute_exactly(*args: Any) -> Tensor:
+    """Compute `ipex::weight_only_linear` in fp64, without the roundings of its scheme.
+
+    Args:
+        args: arguments of the op, those in floating point as fp64. FP8 numbers too are in fp64.
+    """
+    call = name_arguments(LINEAR, args, {})
+    values = call.x if call.order is None else call.x.index_select(-1, call.order)
+    scheme = Scheme(call.weight_dtype, call.group_size, call.compute)
+    tensors = call.weight, call.scales, call.zeros
+    plain = dequantize_weight(*tensors, scheme, values.shape[-1]).double()
+    return F.linear(values, plain, call.bias)
 
 
 def dequantize(*args: Any) -> Tensor:

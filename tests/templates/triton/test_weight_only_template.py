@@ -1,4 +1,4 @@
-"""The template of GEMMs on quantized weights without a GPU: values interpreted, binaries of GPUs."""
+"""The template of GEMMs on quantized weights without a GPU: values interpreted, and binaries."""
 
 import json
 import os
