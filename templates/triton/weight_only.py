@@ -229,9 +229,9 @@ MANY = tuple(
     for parts in (1, 2, 4)
 )
 TILES = (*FEW, *SOME, *MANY)
-MOST_FEW, MOST_SOME = 32, 64  # rows of the tiles `FEW` and `SOME`, at most
-# Programs for each multiprocessor that hide the latency of each other's loads.
-ENOUGH = {MOST_FEW: 3.0, MOST_SOME: 1.5, math.inf: 0.9}
+# By numbers of rows up to which they are: programs for each multiprocessor that hide the latency
+# of each other's loads and instructions. More parts of K make larger sums for the next kernel.
+ENOUGH = {8: 6.0, 32: 3.0, 64: 1.5, math.inf: 0.9}
 DEEP = 128  # K of a step, unless its rows of the weight are longer than a group
 
 

@@ -134,10 +134,13 @@ def test_a_tile_is_chosen_for_all_sizes(rows, size):
 
 
 def test_large_weights_fill_an_h200():
-    """At least three programs a multiprocessor for one row, and no more parts than that takes."""
-    parts = {n: weight_only.choose_tile(1, n, 4096, 128, 132).parts for n in (4096, 14336, 128256)}
-    assert parts == {4096: 8, 14336: 2, 128256: 1}
-    assert Tile(8, 64, 128, 1, 2, 5) == weight_only.choose_tile(1, 128256, 4096, 128, 132)
+    """At least six programs a multiprocessor for one row, and no more parts than that takes."""
+    chosen = {n: weight_only.choose_tile(1, n, 4096, 128, 132) for n in (4096, 14336, 128256)}
+    assert chosen == {
+        4096: Tile(8, 32, 128, 8, 2, 5),
+        14336: Tile(8, 64, 128, 4, 2, 5),
+        128256: Tile(8, 64, 128, 1, 2, 5),
+    }
 
 
 @pytest.mark.parametrize(("group", "fits"), [(32, True), (64, True), (192, True), (48, False)])
