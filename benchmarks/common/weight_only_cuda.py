@@ -23,7 +23,7 @@ ROWS = "1,16,64,512"
 KINDS = (("int4", 128), ("int4", 64), ("int4", 32), ("int8", 0), ("nf4", 64), ("fp8", 0))
 QUICK = "14336x4096"  # where the other kinds are measured by `quick`, for one row
 BF16 = torch.bfloat16
-TOTAL = 120 << 20  # bytes of all copies of a weight, at least
+TOTAL = 100 << 20  # bytes of all copies of a weight, at least
 REPLAYS, ROUNDS = 10, 5
 ALLOWED = 2.0**-7  # of the result's root mean square: roundings of the weight and the result
 OPTIONS = {"strict": True, "capture": False, "weight_prologue": False}
@@ -136,9 +136,16 @@ def capture_seconds(call: Callable[[], Any]) -> float:
 
 
 def list_ways(
-    layers: list[Layer], x: Tensor, all_tiles: bool
+    layers: list[Layer], x: Tensor, all_tiles: bool, dequantizes: bool
 ) -> Iterator[tuple[str, int, Callable[[], Any]]]:
-    """Yield name, bytes of a weight and call of each way to compute layers of a kind."""
+    """Yield name, bytes of a weight and call of each way to compute layers of a kind.
+
+    Args:
+        layers: of one kind.
+        x: [M, K].
+        all_tiles: each tile that fits is a way.
+        dequantizes: a GEMM on dequantized weights is a way, for more than 64 rows.
+    """
     scheme, (rows, depth) = layers[0].scheme, x.shape
     label = f"{scheme.weight_dtype} {'row' if scheme.group_size == depth else scheme.group_size}"
     size = layers[0].size
@@ -148,7 +155,7 @@ def list_ways(
             yield f"{label} {astuple(tile)}", size, compile_ours(layers, x, astuple(tile))
     if scheme[:2] != KINDS[0]:
         return
-    if rows > 64:
+    if dequantizes and rows > 64:
         yield "dequantized, cuBLAS", size, compile_dequantized(layers, x)
     calls = [pack_for_torch(layer, depth, x) for layer in layers]
     yield "torch int4pack 128", size, in_turn(calls)
@@ -179,8 +186,9 @@ def time_library(x: Tensor, columns: int) -> float:
     return capture_seconds(lambda: [F.linear(x, weight) for weight in weights]) / count
 
 
-def measure(shape: str, rows: int, kinds: Sequence[tuple[str, int]], all_tiles: bool) -> None:
-    """Print a table for a shape and a number of rows."""
+def measure(shape: str, rows: int, quick: bool, all_tiles: bool) -> None:
+    """Print a table for a shape and a number of rows; see `run`."""
+    kinds = KINDS[:1] if quick and (shape, rows) != (QUICK, 1) else KINDS
     columns, depth = map(int, shape.split("x"))
     x = torch.randn(rows, depth, dtype=BF16, device="cuda")
     base = time_library(x, columns)
@@ -192,7 +200,7 @@ def measure(shape: str, rows: int, kinds: Sequence[tuple[str, int]], all_tiles: 
         count = max(1, -(-TOTAL // first.size))
         layers = [first, *(make_layer(columns, depth, kind) for _ in range(count - 1))]
         wanted = x.float() @ first.dequantize(depth).t()
-        for label, bytes_read, call in list_ways(layers, x, all_tiles):
+        for label, bytes_read, call in list_ways(layers, x, all_tiles, not quick or shape == QUICK):
             try:
                 report(label, bytes_read, call, base, wanted)
             except RuntimeError as error:  # of one way, such as torch's own
@@ -206,13 +214,12 @@ def run(shapes: str, rows: str, quick: bool, all_tiles: bool) -> None:
     Args:
         shapes: N x K, with commas between.
         rows: numbers of rows, with commas between.
-        quick: measure kinds but the first for one row and one shape alone.
+        quick: measure kinds but the first for one row of `QUICK` alone, and dequantize there alone.
         all_tiles: also measure each tile that fits.
     """
     register()
     begin = time.perf_counter()
     for shape in shapes.split(","):
         for count in map(int, rows.split(",")):
-            few = quick and (shape, count) != (QUICK, 1)
-            measure(shape, count, KINDS[:1] if few else KINDS, all_tiles)
+            measure(shape, count, quick, all_tiles)
     print(f"{time.perf_counter() - begin:.0f} s in all", flush=True)

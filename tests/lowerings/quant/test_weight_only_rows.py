@@ -100,3 +100,28 @@ def test_offered(rows):
     assert len({call.parameters["BLOCK_M"] for call in calls}) == 1
     assert {call.parameters["BLOCK_K"] for call in calls} == {64, 128}
     assert {call.parameters["parts"] for call in calls} >= {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("arch", "change", "reason"),
+    [
+        ("sm_90:NVIDIA-H200", {}, None),
+        ("sm_80:NVIDIA-A100", {}, None),
+        ("sm_75:NVIDIA-T4", {}, "sm_80 and later"),
+        ("sm_80:NVIDIA-A100", {"weight_dtype": "fp8"}, "sm_89 and later"),
+        ("sm_90:NVIDIA-H200", {"compute": "int8"}, 'not in "int8"'),
+        ("sm_90:NVIDIA-H200", {"group_size": 48}, "not of 48"),
+        ("sm_90:NVIDIA-H200", {"x": torch.empty(0, 96, device="meta")}, "a size is zero"),
+        ("sm_90:NVIDIA-H200", {"x": torch.empty(2, 97, device="meta")}, "K is odd"),
+    ],
+)
+def test_why_not(arch, change, reason, monkeypatch):
+    monkeypatch.setattr(lowering.selector_hook, "arch_of", lambda device: arch)
+    values = {"weight_dtype": "int4", "group_size": 32, "compute": "bfloat16"}
+    values |= {"x": torch.empty(2, 96, device="meta"), "weight": torch.empty(40, 48, device="meta")}
+    found = lowering.why_not(torch.device("cuda"), values | change)
+    assert found is None if reason is None else reason in found
+
+
+def test_other_devices_dequantize():
+    assert "for xpu" in lowering.why_not(torch.device("xpu"), {"x": torch.empty(1)})
