@@ -71,7 +71,7 @@ def compile_ours(layers: Sequence[Layer], x: Tensor, tile: Sequence[int]) -> Cal
 
     def call(x: Tensor, weights: list[Tensor], words: list[Tensor]) -> list[Tensor]:
         return [
-            ipex.weight_only_rows(x, w, f, *scheme[:2], *given).to(BF16)
+            ipex.weight_only_rows(x, w, f, None, *scheme[:2], *given).to(BF16)
             for w, f in zip(weights, words, strict=True)
         ]
 

@@ -36,6 +36,7 @@ from ipex_inductor.templates.triton.weight_only import Decoding, Tile
 
 aten, ipex = torch.ops.aten, torch.ops.ipex
 FACTORS = ipex.weight_only_factors.default
+STEPPED = "int8"  # compute dtype in which activations are quantized
 WORD = 4  # bytes of two activations
 OLDEST, OLDEST_FP8 = 80, 89  # the first architectures with bf16, and with conversions of FP8
 # Activations of a graph that are laid out for several GEMMs, by their nodes.
@@ -55,16 +56,18 @@ def _lower(call: Arguments) -> Any:
     tile = (
         Tile(*call.tile)
         if call.tile
-        else weight_only.choose_tile(rows, columns, terms, call.group_size, multiprocessors)
+        else weight_only.choose_tile(
+            rows, columns, terms, call.group_size, multiprocessors, call.x_scales is not None
+        )
     )
     names = (str(dtype).removeprefix("torch.") for dtype in (call.x.get_dtype(), call.scale_dtype))
-    decoding = Decoding(call.weight_dtype, *names, call.zeroed)
+    decoding = Decoding(call.weight_dtype, *names, call.zeroed, call.x_scales is not None)
     constants = weight_only.constants(rows, columns, terms, call.group_size, decoding, tile)
     is_split = nibbles and not constants["PAIRS"]
     x = _even_columns_first(call.x) if is_split else _aligned(dense(call.x))
     sums = node(
         template(decoding.name, weight_only.source(decoding), _grid),
-        [x, dense(call.weight), dense(call.factors)],
+        [x, *(dense(t) for t in (call.weight, call.factors, call.x_scales) if t is not None)],
         ir.FixedLayout(x.get_device(), torch.float32, [constants["PARTS"] * rows, columns]),
         tile.num_warps,
         tile.num_stages,
@@ -128,13 +131,13 @@ def _expanded(reason: str) -> str:
 
 
 def _why_not(compute: Any, elements: int, terms: int, values: Mapping[str, Any]) -> str | None:
-    if compute not in weight_only.DTYPES:
-        return f'the kernel computes in bfloat16 or float16, not in "{compute}"'
+    if compute not in (*weight_only.DTYPES, STEPPED):
+        return f'the kernel computes in bfloat16, float16 or int8, not in "{compute}"'
     if not elements:
         return "a size is zero"
     if values["weight_dtype"] in NIBBLES and terms % 2:
         return "K is odd"
-    return weight_only.why_not_groups(terms, values["group_size"])
+    return weight_only.why_not_groups(terms, values["group_size"], compute == STEPPED)
 
 
 def _why_not_tile(tile: Tile, problem: Problem) -> str | None:
@@ -151,7 +154,8 @@ def _why_not_tile(tile: Tile, problem: Problem) -> str | None:
     _, shared_memory = facts(problem.arch)
     if tile.shared(values["weight_dtype"] in NIBBLES) > shared_memory:
         return "it exceeds the shared memory"
-    fits = weight_only.fits(tile, math.prod(sizes[:-1]), sizes[-1], values["group_size"])
+    group_size, stepped = values["group_size"], values["compute"] == STEPPED
+    fits = weight_only.fits(tile, math.prod(sizes[:-1]), sizes[-1], group_size, stepped)
     return None if fits else "the tile does not fit"
 
 

@@ -43,18 +43,21 @@ class Decoding:
         dtype: of the activations, "bfloat16" or "float16".
         scale_dtype: of the scales.
         zeroed: whether groups have zero points.
+        stepped: whether activations are integers, each group of a row with a scale of its own.
     """
 
     weight_dtype: str
     dtype: str
     scale_dtype: str
     zeroed: bool
+    stepped: bool = False
 
     @property
     def name(self) -> str:
         """Return the name of the template."""
         words = self.weight_dtype, self.dtype, self.scale_dtype
-        return "_".join(("ipex_weight_only", *words)) + "_zeroed" * self.zeroed
+        ends = "_zeroed" * self.zeroed + "_stepped" * self.stepped
+        return "_".join(("ipex_weight_only", *words)) + ends
 
     @property
     def nibbles(self) -> bool:
@@ -142,6 +145,7 @@ def constants(
         "PAIRS": decoding.nibbles and not tile.is_many,
         "WIDE": decoding.wide,
         "ZEROED": decoding.zeroed,
+        "STEPPED": decoding.stepped,
     }
 
 
@@ -235,7 +239,7 @@ ENOUGH = {8: 6.0, 32: 3.0, 64: 1.5, math.inf: 0.9}
 DEEP = 128  # K of a step, unless its rows of the weight are longer than a group
 
 
-def fits(tile: Tile, rows: int, terms: int, group_size: int) -> bool:
+def fits(tile: Tile, rows: int, terms: int, group_size: int, stepped: bool = False) -> bool:
     """Return whether a tile is for a number of rows and a size of groups.
 
     Args:
@@ -243,8 +247,12 @@ def fits(tile: Tile, rows: int, terms: int, group_size: int) -> bool:
         rows: M.
         terms: K.
         group_size: elements along K that share a scale.
+        stepped: see `Decoding`.
     """
-    if group_size < terms and group_size % tile.BLOCK_K and tile.BLOCK_K % group_size:
+    joins = group_size < terms and group_size < tile.BLOCK_K
+    if group_size < terms and group_size % tile.BLOCK_K and (stepped or not joins):
+        return False
+    if joins and tile.BLOCK_K % group_size:
         return False
     # Triton 3.6 compiles loops wrongly that divide their counter, with eight warps.
     divides = group_size < terms and group_size > tile.BLOCK_K
@@ -260,17 +268,31 @@ def block_of_rows(rows: int) -> int:
     return next((n for n in (8, 16, 32, 64) if rows <= n), MOST_BLOCK)
 
 
-def why_not_groups(terms: int, group_size: int) -> str | None:
-    """Return why no tile is for a size of groups; None if there is one."""
-    if group_size >= terms or group_size == SMALLEST_GROUP or group_size % LEAST_DEPTH == 0:
+def why_not_groups(terms: int, group_size: int, stepped: bool = False) -> str | None:
+    """Return why no tile is for a size of groups; None if there is one.
+
+    Args:
+        terms: K.
+        group_size: elements along K that share a scale.
+        stepped: see `Decoding`.
+    """
+    if group_size >= terms or group_size % LEAST_DEPTH == 0:
         return None
-    return (
-        f"the kernel has groups of {SMALLEST_GROUP}, of multiples of {LEAST_DEPTH}, or whole rows,"
-        f" not of {group_size}"
-    )
+    if group_size == SMALLEST_GROUP and not stepped:
+        return None
+    small = "" if stepped else f"groups of {SMALLEST_GROUP}, "
+    sizes = f"whole rows, {small}and groups of multiples of {LEAST_DEPTH}"
+    return f"the kernel is for {sizes}, not of {group_size}"
 
 
-def choose_tile(rows: int, columns: int, terms: int, group_size: int, multiprocessors: int) -> Tile:
+def choose_tile(
+    rows: int,
+    columns: int,
+    terms: int,
+    group_size: int,
+    multiprocessors: int,
+    stepped: bool = False,
+) -> Tile:
     """Return the tile that is used without a record.
 
     Args:
@@ -279,11 +301,12 @@ def choose_tile(rows: int, columns: int, terms: int, group_size: int, multiproce
         terms: K.
         group_size: elements along K that share a scale.
         multiprocessors: of the device.
+        stepped: see `Decoding`.
     """
     least = multiprocessors * next(n for most, n in ENOUGH.items() if rows <= most)
     is_deep = group_size >= terms or group_size % DEEP == 0 or group_size < LEAST_DEPTH
     depth = DEEP if is_deep else LEAST_DEPTH
-    fitting = [t for t in TILES if fits(t, rows, terms, group_size) and depth == t.BLOCK_K]
+    fitting = [t for t in TILES if fits(t, rows, terms, group_size, stepped) and depth == t.BLOCK_K]
 
     def count_programs(tile: Tile) -> int:
         return tile.blocks(rows, columns) * tile.parts

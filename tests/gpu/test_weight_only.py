@@ -13,7 +13,8 @@ from support.weight_only_ops import BF16, F16, F32, assert_right, make_operands
 pytestmark = pytest.mark.gpu
 
 DEPTH, COLUMNS = 576, 1000  # neither is a multiple of a tile
-# Weight dtype, group size (the last group of 128 is shorter), zero points, dtype of the scales.
+# Weight dtype, group size (the last group of 128 is shorter), zero points, dtype of the scales;
+# "int8" for activations that are quantized.
 KINDS = [
     ("int4", 32, True, F16),
     ("int4", 64, False, F16),
@@ -26,6 +27,8 @@ KINDS = [
     ("nf4", 64, False, F16),
     ("fp8", 128, False, F16),
     ("fp8", DEPTH, False, F32),
+    ("int4", 128, True, F16, "int8"),
+    ("int8", DEPTH, False, F32, "int8"),
 ]
 MANY = 512  # rows, for which a library multiplies the dequantized weight
 # Tensor cores cut where they add, which a processor rounds: four times as far off. A library may
@@ -62,14 +65,14 @@ def make_layers(rows, dtype):
             rows,
             DEPTH,
             COLUMNS,
-            Scheme(name, group, str(dtype).split(".")[1]),
+            Scheme(name, group, *(compute or [str(dtype).split(".")[1]])),
             dtype=dtype,
             scale_dtype=scale_dtype,
             zeros=zeros,
             order=i == 2,
             bias=i % 2 == 0,
         )
-        for i, (name, group, zeros, scale_dtype) in enumerate(KINDS)
+        for i, (name, group, zeros, scale_dtype, *compute) in enumerate(KINDS)
     ]
 
 
@@ -130,7 +133,7 @@ def test_changed_scales_are_seen(tmp_path):
 @pytest.mark.parametrize(
     ("scheme", "reason"),
     [
-        (Scheme("int4", 128, "int8"), 'not in "int8"'),
+        (Scheme("int4", 32, "int8"), "not of 32"),
         (Scheme("int4", 48, "bfloat16"), "not of 48"),
         (Scheme("int8", 128, "float32"), 'not in "float32"'),
     ],

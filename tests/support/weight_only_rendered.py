@@ -14,10 +14,19 @@ NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 STORED = {"int4": "u8", "nf4": "u8", "int8": "i8", "fp8": "fp8e4nv"}
 
 
-def case_of(weight_dtype, sizes, group, tile, dtype="bfloat16", scales="float16", zeroed=False):
+def case_of(
+    weight_dtype,
+    sizes,
+    group,
+    tile,
+    dtype="bfloat16",
+    scales="float16",
+    zeroed=False,
+    stepped=False,
+):
     """A GEMM of `sizes` M, N, K by a tile."""
     given = {"weight_dtype": weight_dtype, "sizes": sizes, "group": group, "tile": tile}
-    return {**given, "dtype": dtype, "scales": scales, "zeroed": zeroed}
+    return {**given, "dtype": dtype, "scales": scales, "zeroed": zeroed, "stepped": stepped}
 
 
 def render(case, ptx):
@@ -25,7 +34,7 @@ def render(case, ptx):
     from ipex_inductor.templates.triton import weight_only
 
     decoding = weight_only.Decoding(
-        case["weight_dtype"], case["dtype"], case["scales"], case["zeroed"]
+        *(case[name] for name in ("weight_dtype", "dtype", "scales", "zeroed", "stepped"))
     )
     tile = weight_only.Tile(*case["tile"])
     constants = weight_only.constants(*case["sizes"], case["group"], decoding, tile)
@@ -37,7 +46,8 @@ def compile_case(case, gpu):
     """Return what Triton makes of a case for a GPU that is not here."""
     text, _, tile = render(case, True)
     pointers = {"X": f"*{NAMES[case['dtype']]}", "W": f"*{STORED[case['weight_dtype']]}"}
-    pointers |= {"FACTORS": "*i32", "BIAS": "*fp32", "OTHER": "*fp32", "OUT": "*fp32"}
+    pointers |= {"FACTORS": "*i32"} | ({"STEPS_OF_X": "*fp32"} if case["stepped"] else {})
+    pointers |= {"BIAS": "*fp32", "OTHER": "*fp32", "OUT": "*fp32"}
     return binary(text, pointers, tile, gpu)
 
 
@@ -60,8 +70,13 @@ def operands(case, device="cpu"):
         levels = torch.tensor(NF4).to(dtype).double()
         nibbles = torch.stack([o.weight & 15, o.weight >> 4], -1).flatten(1)[:, :terms]
         plain = levels[nibbles.long()] * scales
-    tensors = [t if t is None else t.to(device) for t in (o.x, o.weight, o.scales, o.zeros)]
-    return tensors, o.x.double(), plain
+    x, exact_x, x_scales = o.x, o.x.double(), []
+    if case["stepped"]:
+        x = torch.randint(-127, 128, (rows, terms)).to(dtype)
+        x_scales = [torch.rand(rows, o.scales.shape[1]) + 0.5]
+        exact_x = x.double() * x_scales[0].double().repeat_interleave(case["group"], 1)[:, :terms]
+    tensors = [t if t is None else t.to(device) for t in (x, o.weight, o.scales, o.zeros)]
+    return [*tensors, *(t.to(device) for t in x_scales)], exact_x, plain
 
 
 def error(case, device="cpu"):
@@ -71,7 +86,7 @@ def error(case, device="cpu"):
     from ipex_inductor.ops.quant.weight_only_rows import weight_only_factors
     from ipex_inductor.templates.build.gpu import _module
 
-    (x, weight, scales, zeros), exact_x, plain = operands(case, device)
+    (x, weight, scales, zeros, *x_scales), exact_x, plain = operands(case, device)
     factors = weight_only_factors(scales, zeros, case["weight_dtype"], x.dtype)
     text, constants, tile = render(case, device != "cpu")
     if constants["NIBBLES"] and not constants["PAIRS"]:
@@ -82,7 +97,7 @@ def error(case, device="cpu"):
     if device != "cpu":
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
     grid = constants["BLOCKS_M"] * constants["BLOCKS_N"], constants["PARTS"]
-    _module(text)["kernel"][grid](x, weight, factors, out, out, out, **options)
+    _module(text)["kernel"][grid](x, weight, factors, *x_scales, out, out, out, **options)
     wanted, sizes = exact_x @ plain.t(), exact_x.abs() @ plain.abs().t()
     sums = out.cpu().double().unflatten(0, (constants["PARTS"], -1)).sum(0)
     return float(((sums - wanted).abs() / sizes).max())

@@ -14,7 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.ops.common.defining import Arguments, fake, name_arguments, op
-from ipex_inductor.ops.quant.weight_only import COMPUTES, Scheme, dequantize_weight
+from ipex_inductor.ops.quant.weight_only import (
+    COMPUTES,
+    Scheme,
+    dequantize_weight,
+    expand_groups,
+    quantize_activations,
+)
 
 LINEAR = torch.ops.ipex.weight_only_linear.default
 HALF_BITS = 0xFFFF
@@ -106,6 +112,7 @@ def weight_only_rows(
     x: Tensor,
     weight: Tensor,
     factors: Tensor,
+    x_scales: Tensor | None,
     weight_dtype: str,
     group_size: int,
     scale_dtype: torch.dtype,
@@ -118,6 +125,7 @@ def weight_only_rows(
         x: [M, K] in bf16 or fp16.
         weight: as `ipex::weight_only_linear` has it.
         factors: of `ipex::weight_only_factors`.
+        x_scales: [M, groups] in fp32, by which x is multiplied; or None.
         weight_dtype: "int8", "int4", "nf4" or "fp8".
         group_size: elements along K that share a scale.
         scale_dtype: dtype of the scales.
@@ -129,7 +137,10 @@ def weight_only_rows(
     """
     scheme = Scheme(weight_dtype, group_size, "float32")
     scales, zeros = read_factors(factors, scheme, x.dtype, scale_dtype, zeroed)
-    return x.float() @ dequantize_weight(weight, scales, zeros, scheme, x.shape[1]).t()
+    depth, values = x.shape[1], x.float()
+    if x_scales is not None:
+        values = values * expand_groups(x_scales, group_size, depth)
+    return values @ dequantize_weight(weight, scales, zeros, scheme, depth).t()
 
 
 @fake(weight_only_rows)
@@ -146,14 +157,19 @@ def compute(tile: Sequence[int], *args: Any) -> Tensor:
     """
     call = name_arguments(LINEAR, args, {})
     dtype, depth = COMPUTES[call.compute], call.x.shape[-1]
-    rows = call.x.reshape(-1, depth).to(dtype)
+    rows, x_scales = call.x.reshape(-1, depth), None
     if call.order is not None:
         rows = rows.index_select(-1, call.order)
+    if dtype == torch.int8:  # integers of up to 127, which bf16 has exactly
+        rows, x_scales = quantize_activations(rows, call.group_size)
+        dtype = torch.bfloat16
+    rows = rows.to(dtype)
     ipex = torch.ops.ipex
     factors = ipex.weight_only_factors(call.scales, call.zeros, call.weight_dtype, dtype)
     given = call.scales.dtype, call.zeros is not None, [int(n) for n in tile]
     scheme = call.weight_dtype, call.group_size
-    sums: Tensor = ipex.weight_only_rows(rows, call.weight, factors, *scheme, *given)
+    operands = rows, call.weight, factors, x_scales
+    sums: Tensor = ipex.weight_only_rows(*operands, *scheme, *given)
     if call.bias is not None:
         sums = sums + call.bias.float()
     return sums.to(call.x.dtype).view(*call.x.shape[:-1], sums.shape[-1])

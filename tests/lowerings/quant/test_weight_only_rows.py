@@ -54,6 +54,15 @@ def test_the_body_is_the_op(name, group, zeros, order):
     torch.testing.assert_close(result.double(), exact, rtol=2**-8, atol=1e-3)
 
 
+@pytest.mark.parametrize(("name", "group"), [("int4", 64), ("int8", 96), ("int8", 32)])
+def test_quantized_activations(name, group):
+    """Integers and scales of groups: equal to the op but for the order of sums."""
+    torch.manual_seed(0)
+    o = make_operands(6, 96, 40, Scheme(name, group, "int8"), zeros=True, order=True, bias=True)
+    result = weight_only_rows.compute([], *o.arguments)
+    torch.testing.assert_close(result, o.by_op(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("weight_dtype", STORED)
 def test_candidates_are_verified_against_fp64(weight_dtype):
     problem = weight_only_problem(3, 72, 576, weight_dtype, zeroed=weight_dtype.startswith("int"))
@@ -77,7 +86,7 @@ def test_fp64_is_of_the_problem_alone():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"compute": "int8"}, 'not in "int8"'),
+        ({"compute": "int8", "group": 32}, "not of 32"),
         ({"compute": "float32"}, 'not in "float32"'),
         ({"group": 48}, "not of 48"),
         ({"arch": "gfx942:AMD-Instinct-MI300X"}, "not for gfx942"),
@@ -109,7 +118,9 @@ def test_offered(rows):
         ("sm_80:NVIDIA-A100", {}, None),
         ("sm_75:NVIDIA-T4", {}, "sm_80 and later"),
         ("sm_80:NVIDIA-A100", {"weight_dtype": "fp8"}, "sm_89 and later"),
-        ("sm_90:NVIDIA-H200", {"compute": "int8"}, 'not in "int8"'),
+        ("sm_90:NVIDIA-H200", {"compute": "float32"}, 'not in "float32"'),
+        ("sm_90:NVIDIA-H200", {"compute": "int8"}, "not of 32"),
+        ("sm_90:NVIDIA-H200", {"compute": "int8", "group_size": 64}, None),
         ("sm_90:NVIDIA-H200", {"group_size": 48}, "not of 48"),
         ("sm_90:NVIDIA-H200", {"x": torch.empty(0, 96, device="meta")}, "a size is zero"),
         ("sm_90:NVIDIA-H200", {"x": torch.empty(2, 97, device="meta")}, "K is odd"),

@@ -52,7 +52,7 @@ def test_it_is_a_template_and_factors_are_laid_out_ahead(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "words", "kind", "reason"),
     [
-        (2, {"compute": "int8"}, "missed", 'not in "int8": each call dequantizes the weight'),
+        (2, {"compute": "float32"}, "missed", '"float32": each call dequantizes the weight'),
         (300, {}, "choice", "over 256 rows a library multiplies the dequantized weight"),
         (5, {"dynamic": {0: {0: (2, 64)}}}, "missed", "its number of rows varies"),
     ],

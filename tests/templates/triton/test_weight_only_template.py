@@ -35,6 +35,12 @@ CASES = {
     "nf4": case_of("nf4", (3, 40, 512), 64, HALF_DEEP, **F16),
     "fp8 in rows": case_of("fp8", (3, 40, 576), 576, SMALL, scales="float32", **F16),
     "fp8, scales in bf16": case_of("fp8", (3, 40, 576), 128, SMALL, scales="bfloat16", **F16),
+    "integers with scales of groups": case_of(
+        "int4", (3, 40, 576), 128, SMALL, zeroed=True, stepped=True, **F16
+    ),
+    "integers with scales of rows": case_of(
+        "int8", (3, 40, 576), 576, SMALL, scales="float32", stepped=True, **F16
+    ),
     "even columns of x first": case_of(
         "int4", (70, 40, 512), 128, (64, 64, 128, 2, 4, 4), zeroed=True, **F16
     ),
