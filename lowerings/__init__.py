@@ -53,7 +53,14 @@ def _register() -> None:
         weight_stationary,
     )
     from ipex_inductor.lowerings.pointwise import cat, foreach, moments, relu_masks
-    from ipex_inductor.lowerings.quant import fp8, fp8_weights, int8, int8_scaled, weight_only
+    from ipex_inductor.lowerings.quant import (
+        fp8,
+        fp8_weights,
+        int8,
+        int8_scaled,
+        weight_only,
+        weight_only_rows,
+    )
 
     blocked.register()
     cat.register()
@@ -80,6 +87,7 @@ def _register() -> None:
     residual.register()
     small_channel_pool.register()
     weight_only.register()
+    weight_only_rows.register()
     weight_stationary.register()
     winograd.register()
     _read_memory()

@@ -1,26 +1,35 @@
-"""Time linear layers on quantized weights beside bf16 and torch's packed kernels, on CPUs.
+"""Time linear layers on quantized weights beside bf16 and torch's packed kernels.
 
     python -m benchmarks weight_only [--rows 1,4] [--shapes 5632x2048,2048x2048] [--threads 1]
+    python -m benchmarks weight_only --device cuda [--quick] [--tiles] [--rows ...] [--shapes ...]
 
-Each call reads another copy of the weight: all copies together are larger than caches are. Minima
-of interleaved rounds, in microseconds of processor time for one thread, of wall time for more.
+Each call reads another copy of the weight: all copies together are larger than caches are. On CPUs
+times are minima of interleaved rounds, in microseconds of processor time for one thread, of wall
+time for more. On a GPU they are of CUDA graphs, `--tiles` adds each tile of the template, and
+`--quick` measures one type of weights in all sizes, the others for one row alone.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common import weight_only_cuda
 from ipex_inductor.ops.gemm.blocked import arrange_panels
 from ipex_inductor.ops.quant.weight_only import INTEGERS, NIBBLES, STORED, Scheme
 from ipex_inductor.templates.cpu import blocked, weight_only
 
 SHAPES = "5632x2048,14336x4096,4864x896,2048x2048"  # N x K of language models
+ROWS = "1,4"
 TOTAL = 400 << 20  # bytes of all copies of a weight
 ROUNDS = 7
 BF16 = torch.bfloat16
@@ -121,21 +130,39 @@ def measure(variants: dict[str, Variant], rows: int, depth: int, clock: Any) -> 
 
 @torch.no_grad()
 def main() -> None:
-    """Print a table for each shape and number of rows."""
+    """See the top of the file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", default="1,4", help="rows of x, with commas between")
-    parser.add_argument("--shapes", default=SHAPES, help="N x K, with commas between")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rows", help="rows of x, with commas between")
+    parser.add_argument("--shapes", help="N x K, with commas between")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true", help="on a GPU: few types of weights")
+    parser.add_argument("--tiles", action="store_true", help="on a GPU: each tile of the template")
     words = parser.parse_args()
-    torch.set_num_threads(words.threads)
-    clock = time.thread_time if words.threads == 1 else time.perf_counter
-    for shape in words.shapes.split(","):
+    if words.device == "cuda":
+        shapes, rows = words.shapes or weight_only_cuda.SHAPES, words.rows or weight_only_cuda.ROWS
+        weight_only_cuda.run(shapes, rows, words.quick, words.tiles)
+        return
+    run_on_cpu(words.shapes or SHAPES, words.rows or ROWS, words.threads)
+
+
+def run_on_cpu(shapes: str, rows: str, threads: int) -> None:
+    """Print a table for each shape and number of rows.
+
+    Args:
+        shapes: N x K, with commas between.
+        rows: numbers of rows, with commas between.
+        threads: number of threads.
+    """
+    torch.set_num_threads(threads)
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    for shape in shapes.split(","):
         columns, depth = map(int, shape.split("x"))
         variants = list_variants(columns, depth)
-        for rows in map(int, words.rows.split(",")):
-            best = measure(variants, rows, depth, clock)
+        for count in map(int, rows.split(",")):
+            best = measure(variants, count, depth, clock)
             base = best["bf16, this package"]
-            print(f"[{rows}, {depth}] x [{columns}, {depth}]")
+            print(f"[{count}, {depth}] x [{columns}, {depth}]")
             for name, seconds in best.items():
                 rate = variants[name].size / seconds / 1e9
                 print(

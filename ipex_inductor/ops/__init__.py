@@ -41,6 +41,7 @@ from ipex_inductor.ops.quant import (
     fp8_steps,
     int8,
     weight_only,
+    weight_only_rows,
 )
 
 __all__ = [
@@ -71,5 +72,6 @@ __all__ = [
     "small_channel_pool",
     "sycl",
     "weight_only",
+    "weight_only_rows",
     "winograd",
 ]

@@ -88,8 +88,9 @@ def _share_fp8_inputs(c: PassContext) -> None:
     fp8_sharing.share_inputs(c.graph, c.report)
 
 
-def _report_weight_only(c: PassContext) -> None:
-    weight_only.report_linears(c.graph, c.report, c.settings.why_not_quantized["weight only"])
+def _place_weight_only(c: PassContext) -> None:
+    why_not = c.settings.why_not_quantized["weight only"]
+    weight_only.place_linears(c.graph, c.settings.choose, why_not, c.table, c.report)
 
 
 def _join_linears(c: PassContext) -> None:
@@ -151,8 +152,7 @@ PASSES = (
     Pass("rules", INFERENCE, _apply_rules, ANY_RULE),
     # Products have their epilogues by now.
     Pass("int8 products", INFERENCE, _quantize_products, products.NAME),
-    # It only reports: the op stays whole, and its lowering decides in the same way.
-    Pass("weight-only linears", INFERENCE, _report_weight_only, ANY_RULE),
+    Pass("weight-only linears", INFERENCE, _place_weight_only, ANY_RULE),
     # Only layers that no rule fused are joined.
     Pass("linears on one input", INFERENCE, _join_linears, shared_input.NAME),
     # Convolutions of ours are converted too; calls are chosen for the converted layout.

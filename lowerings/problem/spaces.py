@@ -35,8 +35,12 @@ MICRO = tuple(f"CppMicro{name}" for name in ("GemmAMX", "GemmFP32Vec", "GemmRef"
 CONVOLUTIONS = ("stem", "depthwise", "strips", "fprop", "boxes", "grouped", "stem_weight")
 TOGETHER = ("shortcut_streamed", "shortcut_boxes", "stem_pool", "preactivated")
 DEFAULT_INT8 = "ipex.int8"  # a template by the sizes of the problem, without a record
+DEFAULT_WEIGHT_ONLY = "ipex.weight_only"  # a template or a library's GEMM, by the sizes
+DEQUANTIZED = "ipex.weight_only_dequantized"  # a library's GEMM on the dequantized weight
 INT8 = ("int8_gemm", "int8_streamed", "int8_conv", "int8_boxes")
-FAMILIES = (*CONVOLUTIONS, *TOGETHER, *INT8, "streamed", "persistent", "pipelined", "gated")
+GEMMS = ("streamed", "persistent", "pipelined", "gated")
+WEIGHT_ONLY = "weight_only"
+FAMILIES = (*CONVOLUTIONS, *TOGETHER, *INT8, *GEMMS, WEIGHT_ONLY)
 OURS = tuple(f"ipex.triton.{name}" for name in FAMILIES)
 
 _TILES = tuple(2**n for n in range(3, 10))
@@ -58,13 +62,14 @@ _OPTIONAL: dict[str, Values] = {
 _OUR_TILES: dict[str, Values] = {
     "num_stages": _STAGES,
     "programs": tuple(range(1, 9)),
+    "parts": (1, 2, 4, 8),
     **{f"BLOCK_{side}": tuple(2**n for n in range(10)) for side in "MNKHW"},
 }
 TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)
 
 for _name in LIBRARY:
     register("library", f"aten.{_name}")
-for _name in (*FUSED, DEFAULT_INT8):
+for _name in (*FUSED, DEFAULT_INT8, DEFAULT_WEIGHT_ONLY, DEQUANTIZED):
     register("library", _name)
 for _name in TRITON:
     register("template", f"inductor.triton.{_name}", optional=_OPTIONAL, **_REQUIRED)

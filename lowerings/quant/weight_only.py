@@ -1,18 +1,17 @@
-"""Lowering of linear layers on quantized weights: the CPU's kernel, elsewhere ops of torch."""
+"""Lowering of linear layers on quantized weights: the CPU's kernel, or ops of torch."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._inductor import ir
-from torch._inductor.lowering import process_subgraph_nodes
 from torch._inductor.virtualized import V
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from ipex_inductor import compat
-from ipex_inductor.lowerings.common.registering import register_by_name
+from ipex_inductor.lowerings.common.registering import expand, register_by_name
 from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, without_gaps
-from ipex_inductor.ops.common.defining import Arguments, name_arguments
+from ipex_inductor.lowerings.quant import weight_only_rows
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.quant.weight_only import Scheme, compute_reference
 from ipex_inductor.target.x86_levels import compiled_ahead
 from ipex_inductor.templates.cpu import weight_only
@@ -55,8 +54,11 @@ class WeightOnlyCall(OurCall):
 
 
 def _lower(call: Arguments) -> Any:
-    if why_not(call.x.get_device()) is not None:
-        return _lower_in_torch_ops()
+    device = call.x.get_device()
+    # The pass took all layers that a kernel of a GPU computes. It does not expand the others, as
+    # the weight preprocessing would keep the dequantized weight.
+    if device.type != "cpu" or why_not(device) is not None:
+        return expand(weight_only.LINEAR, _dequantize)
     given = [getattr(call, name) for name in OPTIONAL]
     tensors = [call.x, call.weight, call.scales, *(t for t in given if t is not None)]
     constants = (*(t is not None for t in given), call.weight_dtype, call.group_size, call.compute)
@@ -66,37 +68,26 @@ def _lower(call: Arguments) -> Any:
     return ir.TensorBox.create(WeightOnlyCall(layout, inputs, constants, python_kernel_name=NAME))
 
 
-def _lower_in_torch_ops() -> Any:
-    """Lower the present node as what its reference computes: dequantize, then multiply.
-
-    Passes do not expand it, as the weight preprocessing would keep the dequantized weight.
-    """
-    node = V.graph.current_node
-    nodes = node.all_input_nodes
-
-    def compute(*values: torch.Tensor) -> torch.Tensor:
-        by_node = dict(zip(nodes, values, strict=True))
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda n: by_node[n])
-        call = name_arguments(weight_only.LINEAR, args, kwargs)
-        scheme = Scheme(call.weight_dtype, call.group_size, call.compute)
-        tensors = call.x, call.weight, call.scales, call.zeros, call.order, call.bias
-        return compute_reference(*tensors, scheme).contiguous()
-
-    values = [each.meta["val"] for each in nodes]
-    with V.fake_mode:
-        traced = make_fx(compute, decomposition_table=compat.decomposition_table())(*values)
-    return process_subgraph_nodes(traced, [V.graph.env[each] for each in nodes])
+def _dequantize(call: Arguments) -> torch.Tensor:
+    scheme = Scheme(call.weight_dtype, call.group_size, call.compute)
+    tensors = call.x, call.weight, call.scales, call.zeros, call.order, call.bias
+    return compute_reference(*tensors, scheme).contiguous()
 
 
-def why_not(device: torch.device, packaged: bool | None = None) -> str | None:
-    """Return why generated code cannot call the kernel for a device; None if it can.
+def why_not(
+    device: torch.device,
+    values: Mapping[str, Any] | None = None,
+    packaged: bool | None = None,
+) -> str | None:
+    """Return why no kernel computes a linear layer; None if one does.
 
     Args:
         device: device of the linear layer.
+        values: arguments of the layer by name, with fake tensors; not needed for CPUs.
         packaged: whether the code is part of a package; None for the graph that is being lowered.
     """
     if device.type != "cpu":
-        return f"no kernel on quantized weights for {device.type}: each call dequantizes the weight"
+        return weight_only_rows.why_not(device, values or {})
     is_elsewhere = V.graph.aot_mode if packaged is None else packaged
     # Asking for the library would load the one of another CPU.
     if is_elsewhere or compiled_ahead():

@@ -30,8 +30,9 @@ from ipex_inductor.lowerings.gemm import glu, linear
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.settings import settings_of
 from ipex_inductor.lowerings.problem.workload import problem_of
-from ipex_inductor.lowerings.quant import int8_scaled
+from ipex_inductor.lowerings.quant import int8_scaled, weight_only_rows
 from ipex_inductor.lowerings.select import sycl_model
+from ipex_inductor.ops.quant import weight_only_rows as weight_only_ops
 
 Body = Callable[..., Tensor]
 
@@ -45,6 +46,11 @@ CALLS: dict[str, tuple[Call, ...]] = {
     str(torch.ops.ipex.int8_conv.default): int8_scaled.CONV_CALLS,
     str(torch.ops.ipex.int8_linear.default): int8_scaled.LINEAR_CALLS,
     str(torch.ops.ipex.linear.default): linear.CALLS,
+    str(torch.ops.ipex.weight_only_linear.default): weight_only_rows.CALLS,
+}
+# Bodies in fp64 of ops whose own reference rounds, by which kernels are verified.
+EXACT: dict[str, Body] = {
+    str(torch.ops.ipex.weight_only_linear.default): weight_only_ops.compute_exactly,
 }
 
 

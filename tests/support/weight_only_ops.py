@@ -104,6 +104,11 @@ def compute_values(o: Operands) -> list[tuple[Tensor, Tensor]]:
     else:
         x = x.to(dtype).double()
         weights = [weight.float().to(dtype).double(), weight]
+    if o.scheme.weight_dtype == "nf4":  # levels may be rounded in place of what a scale makes
+        scales = weight_only.expand_groups(o.scales.double(), o.scheme.group_size, depth)
+        levels = torch.tensor(weight_only.NF4).to(dtype).double()
+        codes = torch.stack([o.weight & 15, o.weight >> 4], -1).flatten(-2)[:, :depth]
+        weights.append(levels[codes.long()] * scales)
     values = []
     for each in weights:
         value, size = x @ each.t(), x.abs() @ sizes.t()
@@ -113,12 +118,27 @@ def compute_values(o: Operands) -> list[tuple[Tensor, Tensor]]:
     return values
 
 
-def assert_right(out: Tensor, o: Operands) -> None:
-    """Assert that a result is one of `compute_values`, and has the right type and layout."""
+def assert_right(
+    out: Tensor, o: Operands, relu: bool = False, cut: float = 1.0, roundings: int = 1
+) -> None:
+    """Assert that a result is one of `compute_values`, and has the right type and layout.
+
+    Args:
+        out: the result.
+        o: operands.
+        relu: whether a ReLU followed.
+        cut: how many times the bound of errors of sums is allowed.
+        roundings: of the result to its dtype, each as large as that of the product's magnitudes.
+    """
     assert out.dtype == o.x.dtype
     assert out.shape == (*o.x.shape[:-1], o.weight.shape[0])
     assert out.is_contiguous()
     if not out.numel():
         return
-    worst = [((out.double() - value).abs() / bound).max() for value, bound in compute_values(o)]
+    worst = []
+    for value, bound in compute_values(o):
+        more = (roundings - 1) * ROUNDINGS[o.x.dtype]
+        bias = 0.0 if o.bias is None else o.bias.double().abs()
+        allowed = bound * cut + more * (value.abs() + bias)
+        worst.append((((out.double() - (value.relu() if relu else value)).abs()) / allowed).max())
     assert min(worst) <= 1, (o.scheme, [*o.x.shape], worst)

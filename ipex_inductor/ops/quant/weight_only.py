@@ -193,9 +193,7 @@ def dequantize_weight(
         both = torch.stack([weight & 15, weight >> 4], -1)
         weight = both.flatten(-2)[:, :depth]
     if name == "nf4":
-        # A tensor of constants would be an attribute of the traced graph, which a lowering has not.
-        values = torch.cat([scales.new_full((1,), v, dtype=torch.float32) for v in NF4])
-        values = values[weight.int()]
+        values = _look_up_levels(weight)
     elif name == "fp8":
         values = weight.float()
     elif zeros is None:
@@ -203,6 +201,18 @@ def dequantize_weight(
     else:
         values = weight.float() - expand_groups(zeros.float(), scheme.group_size, depth)
     return values * expand_groups(scales.float(), scheme.group_size, depth)
+
+
+def _look_up_levels(codes: Tensor) -> Tensor:
+    """Return the values of NF4 of codes, in fp32."""
+    if codes.device.type == "cpu":
+        # A tensor of constants would be an attribute of the traced graph: a lowering has none.
+        levels = torch.cat([codes.new_full((1,), v, dtype=torch.float32) for v in NF4])
+        return levels[codes.int()]
+    values = torch.full_like(codes, NF4[0], dtype=torch.float32)
+    for code, level in enumerate(NF4[1:], 1):  # Inductor makes one kernel of all these
+        values = torch.where(codes == code, level, values)
+    return values
 
 
 def expand_groups(values: Tensor, group_size: int, depth: int) -> Tensor:

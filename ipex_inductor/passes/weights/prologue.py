@@ -36,7 +36,11 @@ CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.d
 # Returns why kernels are unavailable, or None; None in its place disables them.
 WhyUnavailable = Callable[[], str | None] | None
 # Their results are read in any case, and are not opaque.
-ARRANGERS = (torch.ops.ipex.sycl_packed.default, torch.ops.ipex.int8_weight.default)
+ARRANGERS = (
+    torch.ops.ipex.sycl_packed.default,
+    torch.ops.ipex.int8_weight.default,
+    torch.ops.ipex.weight_only_factors.default,
+)
 SCALE_OPS = (torch.ops.ipex.int8_factors.default, torch.ops.ipex.int8_scales.default)
 GROUPED = torch.ops.ipex.conv_grouped.default
 # Calls that nothing is fused into: their inputs are materialized.

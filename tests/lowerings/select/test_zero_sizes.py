@@ -7,6 +7,7 @@ from ipex_inductor.autotune.database import Records
 from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.lowerings.select import library
 from support.autotune.shipped_tables import H200, TABLES
+from support.cases.weight_only_cases import weight_only_problem
 
 pytestmark = pytest.mark.unit
 
@@ -14,6 +15,8 @@ H200_TABLE = next(table for table in TABLES if "sm_90" in table.name)
 OF = {}  # a problem of each op, where a template may be taken
 for _record in Records(H200_TABLE):
     OF.setdefault(_record.problem.op, _record.problem)
+WEIGHT_ONLY = "ipex.weight_only_linear.default"
+OF.setdefault(WEIGHT_ONLY, weight_only_problem(1, 4096, 4096, arch=str(H200)))
 
 
 def emptied(problem):

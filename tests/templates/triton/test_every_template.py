@@ -15,7 +15,7 @@ import triton
 
 from ipex_inductor.lowerings.common.conv_templates import NO_TF32
 from ipex_inductor.lowerings.problem import shapes
-from ipex_inductor.lowerings.problem.spaces import INT8, OURS
+from ipex_inductor.lowerings.problem.spaces import INT8, OURS, WEIGHT_ONLY
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.target.device import find_target
 from ipex_inductor.templates.triton import (
@@ -299,10 +299,14 @@ SMALL = {
 
 
 def test_each_template_is_here():
-    """Those of 8-bit integers are in `test_int8_templates.py`, FP8's in `test_fp8_scaling.py`."""
-    int8 = {name.rpartition(".")[2] for name in INT8}
-    assert {small.module for small in SMALL.values()} | int8 | {"fp8_scaling"} == modules()
-    names = {small.name for small in SMALL.values()} | {f"ipex.triton.{name}" for name in INT8}
+    """Those of 8-bit integers are in `test_int8_templates.py`, FP8's in `test_fp8_scaling.py`.
+
+    Quantized weights are in `test_weight_only_template.py`.
+    """
+    others = {name.rpartition(".")[2] for name in (*INT8, WEIGHT_ONLY)}
+    assert {small.module for small in SMALL.values()} | others | {"fp8_scaling"} == modules()
+    names = {small.name for small in SMALL.values()}
+    names |= {f"ipex.triton.{name}" for name in (*INT8, WEIGHT_ONLY)}
     assert names == {*OURS, skinny.NAME, ""}
 
 

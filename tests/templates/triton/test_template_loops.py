@@ -5,6 +5,7 @@ That is one loop over places of a window and channels at once, as Inductor's con
 """
 
 import ast
+import itertools
 from functools import partial
 
 import pytest
@@ -30,6 +31,7 @@ from ipex_inductor.templates.triton import (
     persistent,
     skinny,
     software_pipelined,
+    weight_only,
     weight_stationary,
 )
 from support.rendered_templates import ready, shortcut, source
@@ -156,6 +158,15 @@ def of_few_rows(tile):
         yield skinny.source(one_row, tile), {}
 
 
+def on_quantized_weights(tile):
+    """In rows and in groups of all sizes."""
+    for name, group in itertools.product(("int4", "int8"), (32, 64, 128, 256, 4096)):
+        if weight_only.fits(tile, tile.BLOCK_M, 4096, group):
+            decoding = weight_only.Decoding(name, "bfloat16", "float16", True)
+            sizes = tile.BLOCK_M, 4096, 4096, group
+            yield weight_only.source(decoding), weight_only.constants(*sizes, decoding, tile)
+
+
 # By the name of a choice what makes a tile of its parameters, and the texts and constants of that.
 TEMPLATES = {
     "stem": (conv_small_channel.Tile, partial(convolution, "stem", FEW)),
@@ -177,6 +188,7 @@ TEMPLATES = {
     "int8_streamed": (weight_stationary.Tile, partial(integers, int8_streamed)),
     "int8_conv": (conv_fprop.Tile, partial(integers, int8_conv)),
     "int8_boxes": (conv_tma.Tile, partial(integers, int8_boxes)),
+    "weight_only": (weight_only.Tile, on_quantized_weights),
 }
 TEMPLATES = {f"ipex.triton.{name}": found for name, found in TEMPLATES.items()}
 TEMPLATES[skinny.NAME] = skinny.Tile, of_few_rows
