@@ -44,6 +44,7 @@ class PooledLayer(cache_utils.StaticLayer):  # type: ignore[misc]
     """A static attention layer that can be allocated early, cropped, and reordered where live."""
 
     is_croppable = True
+    max_cache_len: int
     cumulative_length: Any  # the number of tokens: a tensor, in versions that count in one
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
