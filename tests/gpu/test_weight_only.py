@@ -34,6 +34,8 @@ MANY = 512  # rows, for which a library multiplies the dequantized weight
 # Tensor cores cut where they add, which a processor rounds: four times as far off. A library may
 # add parts of K that are rounded to bf16, up to 2^-9 of some hundredth of the sum of magnitudes.
 CUT, PARTS_CUT = 4, 128
+# Generated code divides to within 2 units in the last place: of 127 steps, 3e-5 of a step.
+NEAR_TIE = 1e-4
 
 
 class Layers(nn.Module):
@@ -100,7 +102,7 @@ def test_all_kinds(rows, dtype, tmp_path):
     (code,) = code_of(run, xs)
     cut, roundings = (PARTS_CUT, 2) if rows == MANY else (CUT, 1)
     for o, out in zip(operands, run(xs), strict=True):
-        assert_right(out.cpu(), o, relu=True, cut=cut, roundings=roundings)
+        assert_right(out.cpu(), o, relu=True, cut=cut, roundings=roundings, near_tie=NEAR_TIE)
     if rows == MANY:
         assert {e.kind for e in events()} == {"choice"}
         assert "triton_tem" not in code

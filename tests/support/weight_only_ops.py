@@ -84,11 +84,16 @@ def make_operands(
     )
 
 
-def compute_values(o: Operands) -> list[tuple[Tensor, Tensor]]:
+def compute_values(o: Operands, near_tie: float = 0.0) -> list[tuple[Tensor, Tensor]]:
     """Return the values in fp64 that a kernel may have, with bounds of their errors.
 
     The first has the weight rounded to the compute dtype. A kernel may leave that rounding out.
+
+    Args:
+        o: operands.
+        near_tie: activations so many steps from the middle of two integers may become either.
     """
+    ties = torch.zeros(())
     depth, dtype = o.x.shape[-1], COMPUTES[o.scheme.compute]
     x = o.x if o.order is None else o.x[..., o.order.long()]
     weight = weight_only.dequantize_weight(o.weight, o.scales, o.zeros, o.scheme, depth).double()
@@ -96,7 +101,9 @@ def compute_values(o: Operands) -> list[tuple[Tensor, Tensor]]:
     if dtype == torch.int8:
         steps, scale = weight_only.quantize_activations(x, o.scheme.group_size)
         size = o.scheme.group_size
-        x = steps.double() * weight_only.expand_groups(scale.double(), size, depth)
+        step = weight_only.expand_groups(scale.double(), size, depth)
+        ties = step * (((x.double() / step).abs() % 1 - 0.5).abs() < near_tie)
+        x = steps.double() * step
         # Kernels shift integers, and subtract what that and zero points add from the sums.
         scales = weight_only.expand_groups(o.scales.double(), size, depth)
         sizes = sizes + 256 * scales
@@ -112,14 +119,20 @@ def compute_values(o: Operands) -> list[tuple[Tensor, Tensor]]:
     values = []
     for each in weights:
         value, size = x @ each.t(), x.abs() @ sizes.t()
+        flips = ties @ each.abs().t() if ties.dim() else 0.0
         if o.bias is not None:
             value, size = value + o.bias.double(), size + o.bias.double().abs()
-        values.append((value, SUMS * size + ROUNDINGS[o.x.dtype] * value.abs() + 1e-30))
+        values.append((value, SUMS * size + ROUNDINGS[o.x.dtype] * value.abs() + flips + 1e-30))
     return values
 
 
 def assert_right(
-    out: Tensor, o: Operands, relu: bool = False, cut: float = 1.0, roundings: int = 1
+    out: Tensor,
+    o: Operands,
+    relu: bool = False,
+    cut: float = 1.0,
+    roundings: int = 1,
+    near_tie: float = 0.0,
 ) -> None:
     """Assert that a result is one of `compute_values`, and has the right type and layout.
 
@@ -129,6 +142,7 @@ def assert_right(
         relu: whether a ReLU followed.
         cut: how many times the bound of errors of sums is allowed.
         roundings: of the result to its dtype, each as large as that of the product's magnitudes.
+        near_tie: of `compute_values`.
     """
     assert out.dtype == o.x.dtype
     assert out.shape == (*o.x.shape[:-1], o.weight.shape[0])
@@ -136,7 +150,7 @@ def assert_right(
     if not out.numel():
         return
     worst = []
-    for value, bound in compute_values(o):
+    for value, bound in compute_values(o, near_tie):
         more = (roundings - 1) * ROUNDINGS[o.x.dtype]
         bias = 0.0 if o.bias is None else o.bias.double().abs()
         allowed = bound * cut + more * (value.abs() + bias)
