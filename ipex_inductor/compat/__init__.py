@@ -74,7 +74,6 @@ from ipex_inductor.compat.levels import compiles_for_levels as compiles_for_leve
 from ipex_inductor.compat.levels import use_portable_names as use_portable_names
 from ipex_inductor.compat.levels import vectors as vectors
 from ipex_inductor.compat.lowered import is_lowered as is_lowered
-from ipex_inductor.compat.module_hooks import has_global_hooks as has_global_hooks
 from ipex_inductor.compat.module_hooks import module_calls_observed as module_calls_observed
 from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import export_model as export_model

@@ -6,11 +6,6 @@ from contextlib import contextmanager
 from torch.nn.modules import module
 
 
-def has_global_hooks() -> bool:
-    """Return whether a hook sees the calls of every module now."""
-    return bool(module._has_any_global_hook())
-
-
 @contextmanager
 def module_calls_observed(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
     """Call `enter(module, args)` before each module's forward, and `leave` after it.

@@ -74,10 +74,15 @@ class CachePool:
 
 
 class Leases:
-    """Caches leased by one call of `generate`."""
+    """Caches leased by one call of `generate`.
+
+    Attributes:
+        checked: the steps whose guards this call has checked, for `Steps.call`.
+    """
 
     def __init__(self, pool: CachePool) -> None:
         self._pool = pool
+        self.checked: dict[Hashable, Any] = {}
         self._leased: list[tuple[Hashable, Any]] = []
 
     def take(self, shape: Hashable, make: Callable[[], Any]) -> Any:

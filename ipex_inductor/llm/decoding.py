@@ -11,7 +11,7 @@ import importlib
 import inspect
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -283,9 +283,6 @@ def _copy_to_host(value: Tensor) -> Tensor:
 class Step:
     """One step of decoding, by arguments that transformers prepared for the first one.
 
-    The first call is the model's own. Later calls run its compiled code without another look at the
-    model, which nobody changes meanwhile.
-
     Args:
         model: the model.
         ids: all tokens, of which the last one is computed, [batch, length].
@@ -296,19 +293,13 @@ class Step:
         self._model = model
         arguments = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         arguments[MASK] = model_kwargs[MASK].to(model.device)
-        arguments["return_dict"] = True
         self._arguments = widen_mask(arguments, model_kwargs["past_key_values"])
-        self._repeated: Callable[..., Any] | None = None
-        self._is_first = True
 
     def __call__(self, tokens: Tensor) -> Any:
         """Return the model's output for one token of each text, [batch]."""
         arguments = self._arguments
         arguments[TOKEN] = tokens[:, None].to(self._model.device)
-        output = (self._repeated or self._model)(**arguments)
-        if self._is_first:
-            self._repeated = self._model.forward.repeat(arguments)
-            self._is_first = False
+        output = self._model(**arguments, return_dict=True)
         for name in COUNTED.intersection(arguments):
             arguments[name] = arguments[name] + 1
         return output

@@ -97,7 +97,9 @@ class CompiledForward:
         tokens = tokens_of(arguments)
         if tokens is None:
             return self._call_eagerly("it has no tokens", (), arguments)
-        own.reserve(own.count_tokens() + tokens.shape[1])
+        if self.pool.current is None or tokens.shape[1] > 1:
+            # For a single token `generate` has reserved room, so a GPU is not waited for.
+            own.reserve(own.count_tokens() + tokens.shape[1])
         if tokens.shape[1] == 1 and own.prompt_length:
             return self._decode(arguments, cache)
         output = self._prefill(arguments, cache, tokens)
@@ -112,21 +114,12 @@ class CompiledForward:
         return self.eager(*args, **kwargs)
 
     def _decode(self, arguments: dict[str, Any], cache: Any) -> Any:
-        output = self.steps.call(widen_mask(arguments, cache), shape_of_cache(cache))
+        leases = self.pool.current
+        checked = None if leases is None else leases.checked
+        output = self.steps.call(widen_mask(arguments, cache), shape_of_cache(cache), checked)
         if output is None:
             return self._call_eagerly("it has too many graphs already", (), arguments)
         return output
-
-    def repeat(self, arguments: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the code of an earlier decoding call with such arguments, None without it.
-
-        It computes the same call of other tokens, in the same cache, before anything else changes.
-        """
-        hooks = ("_forward_hooks", "_forward_pre_hooks")
-        if any(getattr(self.model, name) for name in hooks) or compat.has_global_hooks():
-            return None
-        cache = next(arguments[n] for n in CACHE_NAMES if arguments.get(n) is not None)
-        return self.steps.repeat(arguments, shape_of_cache(cache))
 
     def _prefill(self, arguments: dict[str, Any], cache: Any, tokens: Tensor) -> Any:
         """Compute a prompt in chunks of few lengths, or eagerly if it cannot be padded."""

@@ -34,6 +34,8 @@ MOST_STEPS = 96  # graphs of one model; each holds code and, on CPUs, no weights
 
 LOCK = CompileLock()
 
+Checked = dict[Hashable, Callable[..., Any] | None]
+
 
 class Steps:
     """The compiled steps of one model, by the shapes of their arguments.
@@ -54,17 +56,24 @@ class Steps:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def call(self, arguments: Mapping[str, Any], cache_shape: Hashable) -> Any:
+    def call(
+        self, arguments: Mapping[str, Any], cache_shape: Hashable, checked: Checked | None = None
+    ) -> Any:
         """Call the step for these arguments, compiled for their shapes alone.
 
         Args:
             arguments: keyword arguments of the model's forward.
             cache_shape: what code depends on of the cache among them.
+            checked: the steps that were called since the model last changed, by what they are found
+                by, without their guards; receives this one. None checks the guards.
 
         Returns:
             The model's output, or None if the model has `MOST_STEPS` graphs already.
         """
         key = key_of(arguments, cache_shape)
+        if checked and (repeated := checked.get(key)) is not None:
+            with LOCK.running():
+                return repeated(**arguments)
         with self._lock:
             step = self._steps.get(key)
             if step is None:
@@ -72,28 +81,10 @@ class Steps:
                     return None
                 step = compile_alone(self._eager, self._options, dynamic=False)
                 self._steps[key] = step
-        return self._run(step, key, (), arguments)
-
-    def repeat(
-        self, arguments: Mapping[str, Any], cache_shape: Hashable
-    ) -> Callable[..., Any] | None:
-        """Return the step of an earlier call with these arguments, without its guards.
-
-        For calls that follow at once, of tensors of the same shapes: nothing else is checked.
-
-        Returns:
-            A function of the same keyword arguments, or None if the step has several graphs.
-        """
-        step = self._steps.get(key_of(arguments, cache_shape))
-        unguarded = step and compat.drop_guards(step)
-        if unguarded is None:
-            return None
-
-        def run(**arguments: Any) -> Any:
-            with LOCK.running():
-                return unguarded(**arguments)
-
-        return run
+        result = self._run(step, key, (), arguments)
+        if checked is not None:
+            checked[key] = compat.drop_guards(step)
+        return result
 
     def call_whole(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Call the model without a cache, compiled once for its first shape, then for any."""

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from ipex_inductor.llm import decoding, optimize, steps
+from ipex_inductor.llm import caches, decoding, optimize, steps
 from support.llm_families import FAMILIES, left_padded, prompt
 
 pytestmark = pytest.mark.usefixtures("traced_only")
@@ -226,3 +226,16 @@ def test_a_hook_of_the_model_is_called_at_each_step(llama):
     model.register_forward_hook(lambda *_: calls.append(1))
     model.generate(prompt(1, 9), **NEW)
     assert len(calls) == NEW["max_new_tokens"]
+
+
+def test_a_step_reads_no_length_on_the_host(llama, monkeypatch):
+    """Or each step would wait for a GPU."""
+    model = optimize(llama)
+    model.generate(prompt(1, 9), **NEW)
+    lengths = []
+    count = caches.PooledCache.count_tokens
+    monkeypatch.setattr(
+        caches.PooledCache, "count_tokens", lambda self: lengths.append(1) or count(self)
+    )
+    model.generate(prompt(1, 9), **NEW)
+    assert len(lengths) == 1  # for the prompt
