@@ -54,7 +54,7 @@ def test_weights_that_other_lengths_pack_differently_are_kept(monkeypatch):
 def test_plain_weights_are_released_and_tokens_stay(wide):
     if (architecture(), torch.float32) not in steps.PACKED_ALIKE:
         pytest.skip("weights in fp32 are packed differently for prompts and tokens here")
-    texts = [prompt(1, length) for length in (40, 3, 300)]
+    texts = [prompt(1, length) for length in (40, 3)]
     expected = [wide.generate(text, max_new_tokens=6, **GREEDY) for text in texts]
     model = optimize(copy.deepcopy(wide), inplace=True, drop_plain_weights=True)
     decisions.clear()

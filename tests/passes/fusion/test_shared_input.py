@@ -40,12 +40,12 @@ def products(behind, x, *weights_and_biases):
     )
 
 
-def joined(device, biases=True, dtypes=(torch.bfloat16,) * 3, behind=activated, any_rows=False):
-    """The graph and what is said of it, of 1024 rows."""
+def joined(device, biases=True, dtypes=(), behind=activated, dtype=torch.bfloat16, any_rows=False):
+    """The graph and what is said of it, of 1024 rows; `dtypes` are those of the last weights."""
     with FakeTensorMode(allow_non_fake_inputs=True):
-        x = torch.empty(8, 128, 128, device=device, dtype=torch.bfloat16)
+        x = torch.empty(8, 128, 128, device=device, dtype=dtype)
         shapes = [(w, 128) for w in WIDTHS] + [(w,) for w in WIDTHS] * biases
-        own = [torch.empty(s, device=device, dtype=torch.bfloat16) for s in shapes]
+        own = [torch.empty(s, device=device, dtype=dtype) for s in shapes]
         graph = make_fx(functools.partial(products, behind))(x, *own).graph
     weights = graph.find_nodes(op="placeholder")[1:]
     for node, dtype in zip(reversed(weights), dtypes, strict=False):  # biases: no op between
@@ -69,9 +69,9 @@ def test_on_a_gpu_any_number_of_rows_is_one_product(biases):
 
 
 def test_on_a_cpu_many_rows_are_joined_where_few_rows_share_the_packed_weights():
-    graph, said = joined("cpu")
+    graph, said = joined("cpu", dtype=torch.float32)
     assert said == [("missed", "1024 rows: several calls are as fast from 17 on")]
-    graph, said = joined("cpu", any_rows=True)
+    graph, said = joined("cpu", dtype=torch.float32, any_rows=True)
     assert said == [("fired", "3 layers")]
     (node,) = graph.find_nodes(op="call_function", target=aten.addmm.default)
     assert node.meta["val"].shape == (1024, sum(WIDTHS))
