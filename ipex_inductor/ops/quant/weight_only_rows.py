@@ -100,7 +100,7 @@ def read_factors(
     if scale_dtype == torch.float32:
         scales, *offsets = factors.view(torch.float32).chunk(1 + zeroed)
     else:
-        halves = factors.view(torch.int16).unflatten(1, (-1, 2))
+        halves = factors.view(torch.int16).view(*factors.shape, 2)
         scales = halves[..., 0].contiguous().view(scale_dtype).float()
         offsets = [halves[..., 1].contiguous().view(dtype).float()] if zeroed else []
     base = BASES.get((scheme.weight_dtype, dtype), 0)
