@@ -4,13 +4,14 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.llm import buckets
+from ipex_inductor.llm import buckets, config_settings
 from ipex_inductor.llm.cache_pool import CachePool
 from ipex_inductor.llm.families import Family
 from ipex_inductor.llm.steps import Steps, modes
@@ -48,7 +49,6 @@ class CompiledForward:
         self.pool = CachePool()
         self.steps = Steps(self.eager)
         self.reasons: set[str] = set()
-        self._names: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"model": self.model, "family": self.family, "own": self.own}
@@ -72,6 +72,7 @@ class CompiledForward:
         """Call the model with the arguments of its own forward."""
         if torch.compiler.is_compiling() or compat.is_traced_by_others() or self.model.training:
             return self.eager(*args, **kwargs)
+        kwargs = self._keep_last_logits(kwargs)
         arguments = self._bind(args, kwargs)
         name = next((n for n in CACHE_NAMES if arguments.get(n) is not None), "")
         if self.family.is_eager:
@@ -80,10 +81,20 @@ class CompiledForward:
             return self.steps.call_whole(args, kwargs)
         return self._call_with_cache(arguments, arguments[name])
 
+    def _keep_last_logits(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return `kwargs` with the last token's logits alone, if the config says so."""
+        is_on = config_settings.is_on(self.model.config, config_settings.LAST_LOGITS)
+        if not is_on or kwargs.get("labels") is not None:
+            return kwargs
+        return {KEEP: 1, **kwargs} if KEEP in self._parameters else kwargs
+
+    @cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.eager).parameters)
+
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if args and not self._names:
-            self._names = tuple(inspect.signature(self.eager).parameters)
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+        named = zip(self._parameters, args, strict=False) if args else ()
+        return {**dict(named), **kwargs}
 
     def _call_with_cache(self, arguments: dict[str, Any], cache: Any) -> Any:
         from ipex_inductor.llm import caches
