@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.llm import buckets, config_settings
+from ipex_inductor.llm import buckets, config_settings, families
 from ipex_inductor.llm.cache_pool import CachePool
 from ipex_inductor.llm.families import Family
 from ipex_inductor.llm.steps import Steps, modes
@@ -127,7 +127,7 @@ class CompiledForward:
 
     def _prefill(self, arguments: dict[str, Any], cache: Any, tokens: Tensor) -> Any:
         """Compute a prompt in chunks of few lengths, or eagerly if it cannot be padded."""
-        reason = self.why_not_padded(arguments, cache)
+        reason = self.why_not_padded(arguments, cache) or self._why_not_cut(tokens.shape[1])
         if reason:
             return self._call_eagerly(reason, (), arguments)
         if not cache.is_allocated:
@@ -178,6 +178,14 @@ class CompiledForward:
             return "prompts: return_dict is off"
         recorded = [n for n in RECORDED if arguments.get(n, getattr(config, n, False))]
         return f"prompts: {recorded[0]} is on" if recorded else ""
+
+    def _why_not_cut(self, length: int) -> str:
+        """Return why a prompt of `length` tokens cannot be computed in chunks, "" if it can."""
+        if length <= buckets.LARGEST_CHUNK:
+            return ""
+        config = self.model.config.get_text_config(decoder=True)
+        reason = families.why_not_cut(self.family, config)
+        return f"prompts of over {buckets.LARGEST_CHUNK} tokens: {reason}" if reason else ""
 
     def cache_key(self) -> tuple[Any, ...]:
         """Return what dtypes and devices of cached tensors follow from, beside the model's code."""
