@@ -4,13 +4,14 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.llm import buckets
+from ipex_inductor.llm import buckets, config_settings, families
 from ipex_inductor.llm.cache_pool import CachePool
 from ipex_inductor.llm.families import Family
 from ipex_inductor.llm.steps import Steps, modes
@@ -49,7 +50,6 @@ class CompiledForward:
         self.pool = CachePool()
         self.steps = Steps(self.eager, self.drops)
         self.reasons: set[str] = set()
-        self._names: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         keys = ("model", "family", "own", "drops")
@@ -74,6 +74,7 @@ class CompiledForward:
         """Call the model with the arguments of its own forward."""
         if torch.compiler.is_compiling() or compat.is_traced_by_others() or self.model.training:
             return self.eager(*args, **kwargs)
+        kwargs = self._keep_last_logits(kwargs)
         arguments = self._bind(args, kwargs)
         name = next((n for n in CACHE_NAMES if arguments.get(n) is not None), "")
         if self.family.is_eager:
@@ -82,10 +83,20 @@ class CompiledForward:
             return self.steps.call_whole(args, kwargs)
         return self._call_with_cache(arguments, arguments[name])
 
+    def _keep_last_logits(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return `kwargs` with the last token's logits alone, if the config says so."""
+        is_on = config_settings.is_on(self.model.config, config_settings.LAST_LOGITS)
+        if not is_on or kwargs.get("labels") is not None:
+            return kwargs
+        return {KEEP: 1, **kwargs} if KEEP in self._parameters else kwargs
+
+    @cached_property
+    def _parameters(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(self.eager).parameters)
+
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if args and not self._names:
-            self._names = tuple(inspect.signature(self.eager).parameters)
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+        named = zip(self._parameters, args, strict=False) if args else ()
+        return {**dict(named), **kwargs}
 
     def _call_with_cache(self, arguments: dict[str, Any], cache: Any) -> Any:
         from ipex_inductor.llm import caches
@@ -123,7 +134,7 @@ class CompiledForward:
 
     def _prefill(self, arguments: dict[str, Any], cache: Any, tokens: Tensor) -> Any:
         """Compute a prompt in chunks of few lengths, or eagerly if it cannot be padded."""
-        reason = self.why_not_padded(arguments, cache)
+        reason = self.why_not_padded(arguments, cache) or self._why_not_cut(tokens.shape[1])
         if reason:
             return self._call_eagerly(reason, (), arguments)
         if not cache.is_allocated:
@@ -174,6 +185,14 @@ class CompiledForward:
             return "prompts: return_dict is off"
         recorded = [n for n in RECORDED if arguments.get(n, getattr(config, n, False))]
         return f"prompts: {recorded[0]} is on" if recorded else ""
+
+    def _why_not_cut(self, length: int) -> str:
+        """Return why a prompt of `length` tokens cannot be computed in chunks, "" if it can."""
+        if length <= buckets.LARGEST_CHUNK:
+            return ""
+        config = self.model.config.get_text_config(decoder=True)
+        reason = families.why_not_cut(self.family, config)
+        return f"prompts of over {buckets.LARGEST_CHUNK} tokens: {reason}" if reason else ""
 
     def cache_key(self) -> tuple[Any, ...]:
         """Return what dtypes and devices of cached tensors follow from, beside the model's code."""

@@ -7,6 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.llm.lora import bgmv_expand as bgmv_expand
+from ipex_inductor.llm.lora import bgmv_expand_slice as bgmv_expand_slice
+from ipex_inductor.llm.lora import bgmv_shrink as bgmv_shrink
+from ipex_inductor.llm.lora import sgmv_expand as sgmv_expand
+from ipex_inductor.llm.lora import sgmv_expand_slice as sgmv_expand_slice
+from ipex_inductor.llm.lora import sgmv_shrink as sgmv_shrink
 
 
 def rms_norm(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.llm import buckets, decoding
+from ipex_inductor.llm import buckets, config_settings, decoding
 from ipex_inductor.llm.forward import CACHE_NAMES, CompiledForward
 
 
@@ -21,6 +21,7 @@ class Generate:
 
     def __init__(self, model: Any, forward: CompiledForward) -> None:
         self.model, self.forward = model, forward
+        self._has_logged = False
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -28,7 +29,20 @@ class Generate:
         return inspect.signature(type(self.model).generate.__get__(self.model))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate tokens, with the arguments and results of the model's own `generate`."""
+        """Generate tokens, with the arguments and results of the model's own `generate`.
+
+        With `config.token_latency` the result is the tuple (result, seconds of each step).
+        """
+        if not self._has_logged:
+            self._has_logged = True
+            config_settings.log_replaced(self.model.config)
+        if not config_settings.is_on(self.model.config, config_settings.LATENCY):
+            return self._generate(args, kwargs)
+        times = config_settings.TokenTimes()
+        criteria = [*(kwargs.pop("stopping_criteria", None) or ()), times]
+        return self._generate(args, {**kwargs, "stopping_criteria": criteria}), times.seconds
+
+    def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not decoding.why_not_begun(self.model, args, kwargs):
             kwargs["custom_generate"] = decoding.Decoding(kwargs)
         with self.forward.pool.lease_scope() as leases:

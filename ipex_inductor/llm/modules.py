@@ -1,4 +1,4 @@
-"""`ipex.llm.modules`: linear layers with what follows them, norms and rotary embeddings.
+"""`ipex.llm.modules`: linear layers with what follows them, norms, attention, experts, Mamba.
 
 They are compositions of torch's ops. Backend `ipex` fuses them in compiled graphs.
 """
@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ipex_inductor.llm import functional
+from ipex_inductor.llm import functional, mamba
+from ipex_inductor.llm.experts import GatedMLPMOE as GatedMLPMOE
+from ipex_inductor.llm.rotary import RotaryEmbedding as RotaryEmbedding
 
 
 class _OfLinear(nn.Module):
@@ -164,3 +166,19 @@ class FastLayerNorm(nn.Module):
     ) -> Tensor:
         """Return the norm of `hidden_states` by these weights."""
         return functional.fast_layer_norm(hidden_states, normalized_shape, weight, bias, eps)
+
+
+class VarlenAttention(nn.Module):
+    """Attention within each of several texts, with the arguments of `varlen_attention`."""
+
+    forward = staticmethod(functional.varlen_attention)
+    apply_function = staticmethod(functional.varlen_attention)
+
+
+class MambaMixer:
+    """Convolutions and state spaces of Mamba, with the arguments of mamba-ssm."""
+
+    causal_conv1d_fn = staticmethod(mamba.causal_conv1d_fn)
+    causal_conv1d_update = staticmethod(mamba.causal_conv1d_update)
+    selective_state_update = staticmethod(mamba.selective_state_update)
+    selective_scan_fn = staticmethod(mamba.selective_scan_fn)

@@ -12,7 +12,7 @@ from ipex_inductor import frontend
 from ipex_inductor.errors import ArgumentError, DeviceError
 from ipex_inductor.frontend.checks import check
 from ipex_inductor.frontend.notes import Notes
-from ipex_inductor.llm import families, quantized
+from ipex_inductor.llm import families, quantized, towers
 from ipex_inductor.llm.forward import CompiledForward
 from ipex_inductor.llm.generating import Generate, PrepareCache
 from ipex_inductor.llm.steps import why_not_dropped
@@ -132,6 +132,8 @@ def _prepare(
             notes.record_rejected(KNOB, family.reason)
         else:
             notes.record_applied(KNOB, "forward runs compiled, with static caches of a pool")
+        if names := towers.compile_towers(model):
+            notes.record_applied(KNOB, f"encoders run compiled: {', '.join(names)}")
     else:
         notes.record_skipped(KNOB, "deployment_mode=False: calls stay eager until compiled")
     model.ipex_report = notes.after(earlier)
@@ -190,6 +192,7 @@ def _is_on_meta(model: nn.Module) -> bool:
 
 def _detach(model: nn.Module) -> None:
     """Remove the hooks of an earlier call."""
+    towers.release_towers(model)
     forward = vars(model).get("forward")
     if isinstance(forward, CompiledForward):
         for name in HOOKS:

@@ -56,6 +56,11 @@ class Steps:
     def __len__(self) -> int:
         return len(self._steps)
 
+    @property
+    def has_whole(self) -> bool:
+        """Return whether a call without a cache was compiled."""
+        return self._whole is not None
+
     def call(
         self, arguments: Mapping[str, Any], cache_shape: Hashable, checked: Checked | None = None
     ) -> Any:

@@ -4,6 +4,7 @@ Graphs as traced show what is padded, cached and reordered; backend ipex adds it
 """
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,12 +21,13 @@ EAGER_PROMPTS = {
     "t5": "the decoder of an encoder-decoder",
     "whisper": "the decoder of an encoder-decoder",
     "llava": "they come with pixel_values",
+    "maira2": "they come with pixel_values",
 }
 # Families that are not compiled at all.
-EAGER = {"falcon_alibi", "git", "mpt"}
+EAGER = {"falcon_alibi", "git", "mllama", "mpt", "yuan"}
 TEXT_ALONE = [name for name, family in FAMILIES.items() if family.inputs is None]
 QUICK = {name for name, family in FAMILIES.items() if not family.slow}
-BF16 = ["llama", "gemma2", "gpt2", "bloom", "mixtral", "deepseek_v3"]
+PADDED = [name for name in TEXT_ALONE if name not in EAGER | EAGER_PROMPTS.keys()]
 
 
 def cases(names):
@@ -83,6 +85,21 @@ class TestAsTraced:
         theirs = torch.stack(model.generate(prompt(1, 20), **words).logits)
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * theirs.abs().max().item())
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("name", PADDED)
+    def test_prompts_of_any_length_share_few_graphs(self, name):
+        """Prompts of up to 256 tokens share a cache and six lengths, longer ones four more."""
+        model = FAMILIES[name].build()
+        optimized = optimize(model)
+        words = {**NEW, "max_new_tokens": 3, "min_new_tokens": 3}
+        for length, most in ((1, 1), (2, 2), (16, 2), (17, 3), (100, 4), (250, 5), (300, 8)):
+            tokens = prompt(1, length)
+            expected = model.generate(tokens, **words)
+            assert torch.equal(optimized.generate(tokens, **words), expected), length
+            assert len(optimized.forward.steps) <= most, length
+        is_whole = any("depend" in r or "grows" in r for r in optimized.forward.reasons)
+        assert bool(optimized.forward.reasons) == is_whole == (name == "qwen")
+
     def test_a_longer_text_of_the_encoder_adds_no_graph(self):
         model = FAMILIES["t5"].build()
         optimized = optimize(model)
@@ -92,7 +109,8 @@ class TestAsTraced:
         assert len(optimized.forward.steps) == 1
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in BF16])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PADDED)
 def test_errors_in_bf16_are_those_of_eager(name):
     """The prompt's logits beside fp32's: at most 1.5 of eager's error, in root mean square."""
     truth = FAMILIES[name].build()
@@ -100,16 +118,54 @@ def test_errors_in_bf16_are_those_of_eager(name):
     ours = optimize(truth, dtype=torch.bfloat16)
     words = {"return_dict_in_generate": True, "output_logits": True, "pad_token_id": 0}
     exact, *others = (
-        torch.stack(model.generate(prompt(4, 60), max_new_tokens=1, **words).logits).float()
+        torch.stack(model.generate(prompt(16, 60), max_new_tokens=1, **words).logits).float()
         for model in (truth, eager, ours)
     )
     eagers, own = ((other - exact).square().mean().sqrt().item() for other in others)
     assert own <= 1.5 * eagers
 
 
+GROWING = {
+    "phi3": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 8,
+        "long_factor": [3.0] * 8,
+        "original_max_position_embeddings": 280,
+        "factor": 4.0,
+    },
+    "llama": {"rope_type": "dynamic", "factor": 2.0},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.parametrize("name", GROWING)
+def test_frequencies_that_depend_on_the_text_see_all_of_it(name):
+    """A prompt of two chunks: by chunks, keys of the first would have other frequencies."""
+    family = FAMILIES[name]
+    settings = {"rope_theta": 10000.0, **GROWING[name]}
+    sizes = {**family.sizes, "rope_parameters": settings, "max_position_embeddings": 280}
+    model = replace(family, sizes=sizes).build()
+    optimized = optimize(model)
+    for length in (20, 270, 300):
+        tokens = prompt(1, length)
+        assert torch.equal(optimized.generate(tokens, **NEW), model.generate(tokens, **NEW))
+    assert "frequencies depend on the length" in " ".join(optimized.forward.reasons)
+
+
+def test_rotary_settings_of_several_layers_are_read():
+    config = type("Config", (), {})()
+    assert not families.why_not_cut(families.COMPILED, config)
+    config.rope_parameters = {"full_attention": {"rope_type": "longrope"}}
+    assert "length of the text" in families.why_not_cut(families.COMPILED, config)
+    config.rope_parameters = {"full_attention": {"rope_type": "yarn"}}
+    assert not families.why_not_cut(families.COMPILED, config)
+    assert "grows" in families.why_not_cut(families.ROWS["qwen"], config)
+
+
 def test_rows_have_reasons_and_are_logged(caplog):
     caplog.set_level(logging.INFO, "IPEX")
-    assert all(row.reason for row in families.ROWS.values())
+    assert all(row.reason or row.whole for row in families.ROWS.values())
     assert families.find(FAMILIES["falcon"].build()) is families.COMPILED
     model = optimize(FAMILIES["falcon_alibi"].build())
     model.generate(prompt(1, 5), max_new_tokens=2, pad_token_id=0)

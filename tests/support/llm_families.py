@@ -1,9 +1,12 @@
 """Tiny models of the families of `ipex.llm`, made from configs, with random weights."""
 
+import importlib
+import importlib.metadata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -34,7 +37,7 @@ GPT = {
 
 @dataclass(frozen=True)
 class TinyFamily:
-    """A model of transformers by the names of its classes.
+    """A model by the names of its classes.
 
     Args:
         config: the class of the config.
@@ -42,6 +45,7 @@ class TinyFamily:
         sizes: arguments of the config.
         inputs: inputs of `generate` beside, or instead of, tokens; None for tokens.
         slow: whether its test runs in the slow tier.
+        module: where the classes are.
     """
 
     config: str
@@ -49,16 +53,26 @@ class TinyFamily:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     inputs: Callable[[], dict[str, Tensor]] | None = None
     slow: bool = True
+    module: str = "transformers"
 
     def build(self, dtype: torch.dtype = torch.float32) -> nn.Module:
         """Return the model in eval mode, with the same weights every time."""
-        import transformers
-
+        module = self._import_module()
         torch.manual_seed(0)
-        config = getattr(transformers, self.config)(**self.sizes)
-        model = getattr(transformers, self.model)(config).eval()
+        config = getattr(module, self.config)(**self.sizes)
+        model = getattr(module, self.model)(config).eval()
         spread(model)
         return model.to(dtype) if dtype is not torch.float32 else model
+
+    def _import_module(self) -> Any:
+        """Return the module of the classes, or skip the test if this transformers has none."""
+        version = importlib.metadata.version("transformers")
+        if self.module != "transformers" and version.startswith("4."):
+            pytest.skip("look-alikes make masks as transformers 5 does")
+        module = importlib.import_module(self.module)
+        if not hasattr(module, self.model):
+            pytest.skip(f"transformers {version} has no {self.model}")
+        return module
 
 
 @torch.no_grad()
@@ -97,6 +111,23 @@ def picture() -> dict[str, Tensor]:
     return {"pixel_values": pixels, "input_ids": prompt(1, 6)}
 
 
+def tiles() -> dict[str, Tensor]:
+    """Return a picture of one tile for Mllama, which the third token stands for."""
+    tokens = prompt(1, 8)
+    tokens[0, 2] = 190
+    pixels = torch.randn(1, 1, 2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros(1, 8, 1, 2, dtype=torch.long)
+    mask[:, 2:, :, :1] = 1
+    return {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "pixel_values": pixels,
+        "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
+        "aspect_ratio_mask": torch.tensor([[[1, 0]]]),
+        "cross_attention_mask": mask,
+    }
+
+
 def llava() -> dict[str, Tensor]:
     """Return a picture of four patches and a prompt that holds them."""
     tokens = prompt(1, 10).clamp(max=189)
@@ -128,6 +159,8 @@ MLA = {
     "first_k_dense_replace": 1,
     **EXPERTS,
 }
+
+HERE = "support.lookalikes"
 
 FAMILIES: dict[str, TinyFamily] = {
     "llama": TinyFamily("LlamaConfig", "LlamaForCausalLM", SIZES, slow=False),
@@ -271,5 +304,62 @@ FAMILIES: dict[str, TinyFamily] = {
         "Gemma3TextConfig",
         "Gemma3ForCausalLM",
         {**SIZES, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
+    ),
+    "mllama": TinyFamily(
+        "MllamaConfig",
+        "MllamaForConditionalGeneration",
+        {
+            "text_config": {
+                **SIZES,
+                "num_hidden_layers": 3,
+                "cross_attention_layers": [1],
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+            "vision_config": {
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 2,
+                "num_global_layers": 1,
+                "attention_heads": 4,
+                "image_size": 32,
+                "patch_size": 16,
+                "max_num_tiles": 2,
+                "vision_output_dim": 96,
+                "intermediate_layers_indices": [0, 1],
+                "supported_aspect_ratios": [[1, 1], [1, 2]],
+            },
+            "image_token_index": 190,
+        },
+        tiles,
+    ),
+    # Look-alikes of families whose code is published beside their weights.
+    "baichuan_rotary": TinyFamily(
+        "TinyConfig", "BaichuanForCausalLM", {"alibi": False}, module=f"{HERE}.modeling_baichuan"
+    ),
+    "baichuan_alibi": TinyFamily(
+        "TinyConfig", "BaichuanForCausalLM", {"alibi": True}, module=f"{HERE}.modeling_baichuan"
+    ),
+    "chatglm": TinyFamily(
+        "TinyConfig",
+        "ChatGLMForConditionalGeneration",
+        {"kv_heads": 2},
+        module=f"{HERE}.modeling_chatglm",
+    ),
+    "qwen": TinyFamily(
+        "TinyConfig", "QWenLMHeadModel", {"train_length": 12}, module=f"{HERE}.modeling_qwen"
+    ),
+    "yuan": TinyFamily("TinyConfig", "YuanForCausalLM", module=f"{HERE}.yuan_hf_model"),
+    "maira2": TinyFamily(
+        "LlavaConfig",
+        "Maira2ForConditionalGeneration",
+        {
+            "text_config": {**SIZES, "model_type": "llama"},
+            "vision_config": {**VISION, "model_type": "clip_vision_model", "projection_dim": 32},
+            "image_token_index": 190,
+            "image_token_id": 190,
+            "image_seq_length": 4,
+        },
+        llava,
+        module=f"{HERE}.modeling_maira2",
     ),
 }

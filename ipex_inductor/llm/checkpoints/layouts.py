@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ipex_inductor.errors import CheckpointError
+from ipex_inductor.llm.checkpoints.column_parts import (
+    check_groups,
+    dequantize_columns,
+    select_groups,
+)
 from ipex_inductor.llm.checkpoints.settings import BITS, CheckpointSettings
 from ipex_inductor.llm.checkpoints.tensors import TensorEntry
 from ipex_inductor.ops.quant.weight_only import FLOATS, INTEGERS, NIBBLES, STORED
@@ -30,16 +34,23 @@ INDICES = (torch.int32, torch.int64)
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of a layer: N rows, K columns, G groups of so many columns, bits of a weight."""
+    """Sizes of a layer: N rows, K columns, G groups of so many columns, bits of a weight.
+
+    `whole_groups` is the number of groups of the whole layer, for a part of its columns; 0 if the
+    layer is whole.
+    """
 
     rows: int
     columns: int
     group_size: int
     bits: int
+    whole_groups: int = 0
 
     @property
     def groups(self) -> int:
         """Return the number of groups of a row."""
+        if self.whole_groups:
+            return self.whole_groups
         return 1 if self.group_size == -1 else count_groups(self.columns, self.group_size)
 
     def words(self, count: int) -> int:
@@ -87,8 +98,13 @@ def _read_gptq(
         tensors.get("g_idx"),
         sizes.bits,
         sizes.group_size,
-        offset=0 if settings.layout == "gptq_v2" else 1,
+        offset=gptq_offset(settings),
     )
+
+
+def gptq_offset(settings: CheckpointSettings) -> int:
+    """Return what is added to stored zero points: 1 in version 1 of GPTQ's format."""
+    return 0 if settings.layout == "gptq_v2" else 1
 
 
 def _expect_awq(sizes: Sizes, settings: CheckpointSettings) -> Spec:
@@ -249,12 +265,16 @@ ZEROS = {"qzeros", "weight_zero_point", "zeros"}
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """A layer of a checkpoint: its layout, sizes, settings, and tensors by their short names."""
+    """A layer of a checkpoint: its layout, sizes, settings, and tensors by their short names.
+
+    `is_dense` says that its columns are parts of groups, so it is read in floating point.
+    """
 
     layout: Layout
     sizes: Sizes
     settings: CheckpointSettings
     entries: Mapping[str, TensorEntry]
+    is_dense: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -269,8 +289,19 @@ class LayerPlan:
 
     def read(self) -> QuantizedWeight:
         """Read the tensors and return the weight."""
-        tensors: dict[str, Any] = {name: entry.load() for name, entry in self.entries.items()}
-        return self.layout.read(tensors, self.sizes, self.settings)
+        tensors, sizes = self._load(), self.sizes
+        if sizes.whole_groups:
+            tensors = select_groups(tensors, sizes.group_size) or tensors
+            sizes = replace(sizes, whole_groups=0)
+        return self.layout.read(tensors, sizes, self.settings)
+
+    def read_dense(self) -> Tensor:
+        """Read the tensors and return the weight in fp32, [N, K]."""
+        offset = gptq_offset(self.settings)
+        return dequantize_columns(self._load(), self.sizes.bits, offset)
+
+    def _load(self) -> dict[str, Tensor]:
+        return {name: entry.load() for name, entry in self.entries.items()}
 
 
 def plan_layer(
@@ -311,7 +342,11 @@ def plan_layer(
             )
     _check_groups(name, layout, sizes, part)
     _check_zero_points(name, sizes, settings, part)
-    return LayerPlan(layout, sizes, settings, part)
+    is_dense = (
+        bool(sizes.whole_groups)
+        and select_groups({key: part[key].map() for key in part}, sizes.group_size) is None
+    )
+    return LayerPlan(layout, sizes, settings, part, is_dense)
 
 
 def _sizes_of(
@@ -338,6 +373,10 @@ def _sizes_of(
     sizes = Sizes(rows, columns, settings.group_size, settings.bits)
     if sizes.group_size >= columns:
         sizes = replace(sizes, group_size=-1)
+    if settings.desc_act and layout.groups == "g_idx" and {"g_idx", "scales"} <= entries.keys():
+        groups = entries["scales"].shape[0]
+        if groups not in (sizes.groups, 1):
+            sizes = replace(sizes, whole_groups=groups)
     marker = entries[layout.marker].shape
     if layout.axis < 0 or not settings.mixed or len(marker) != 2:
         return sizes
@@ -380,6 +419,9 @@ def _check_groups(
 ) -> None:
     """Raise `CheckpointError` if groups of columns have other sizes than the settings say."""
     if layout.groups not in entries:
+        return
+    if sizes.whole_groups:
+        check_groups(name, entries[layout.groups].map(), sizes.whole_groups)
         return
     size = sizes.columns if sizes.group_size == -1 else sizes.group_size
     try:

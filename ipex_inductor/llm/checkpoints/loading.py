@@ -13,8 +13,10 @@ from ipex_inductor.llm.checkpoints.layouts import LAYOUTS, LayerPlan, plan_layer
 from ipex_inductor.llm.checkpoints.settings import (
     CheckpointSettings,
     find_settings,
+    read_model_config,
     read_settings,
 )
+from ipex_inductor.llm.checkpoints.sharding import shard_state
 from ipex_inductor.llm.checkpoints.tensors import TensorEntry, open_state, open_tensors
 from ipex_inductor.quantization.weight_only.linear import WeightOnlyLinear, is_conv1d
 from ipex_inductor.quantization.weight_only.models import (
@@ -45,8 +47,9 @@ def load_low_precision_checkpoint(
     Args:
         pathname: a folder with safetensors or files of torch.save and config.json,
             quant_config.json or quantize_config.json.
-        rank: of this process. Each has all tensors, of which it reads what it uses.
-        world_size: number of processes.
+        rank: of this process.
+        world_size: number of processes. With several, each gets its part, by
+            `shard_low_precision_checkpoint`, copied into memory of its own.
 
     Returns:
         The state_dict, and the settings with `quant_method`, `bits`, `group_size` and `desc_act`.
@@ -61,6 +64,8 @@ def load_low_precision_checkpoint(
     raw = find_settings(pathname)
     settings = read_settings(raw)
     state = {name: entry.map() for name, entry in open_tensors(pathname).items()}
+    if world_size > 1:
+        state = shard_state(state, read_model_config(pathname), rank, world_size, settings)
     config = {
         **raw,
         "bits": settings.bits,
@@ -163,9 +168,7 @@ def _plan_model(
         rows, columns = _shape(module)
         layer = plan_layer(name, rows, columns, part, settings)
         layers[name] = layer
-        decisions[name] = WeightOnlyDecision(
-            name, True, settings.layout, "", _size(module), layer.nbytes
-        )
+        decisions[name] = _decide(name, module, layer, settings.layout)
         seen.update(f"{name}.{key}" for key in layer.entries)
         if "bias" in part:
             _check_tensor(f"{name}.bias", part["bias"], (rows,))
@@ -182,6 +185,14 @@ def _plan_model(
     rest = {name: entry for name, entry in entries.items() if name not in seen}
     others = _plan_others(model, rest, layers)
     return ModelPlan(layers, biases, others, _computed_buffers(model), decisions)
+
+
+def _decide(name: str, module: nn.Module, layer: LayerPlan, layout: str) -> WeightOnlyDecision:
+    size = _size(module)
+    if layer.is_dense:
+        reason = "its columns are parts of groups: it is dequantized"
+        return WeightOnlyDecision(name, False, "", reason, size, size)
+    return WeightOnlyDecision(name, True, layout, "", size, layer.nbytes)
 
 
 def _plan_others(
@@ -287,11 +298,22 @@ def _replace(
     device = torch.device("cpu") if weight.is_meta else weight.device
     dtype = weight.dtype
     values = None if bias is None else bias.load().to(device, dtype)
+    if layer.is_dense:
+        _fill_dense(linear, layer.read_dense().to(device, dtype), values)
+        return
     result = WeightOnlyLinear(layer.read(), values, compute).to(device)
     result.train(linear.training)
     carry_hooks(linear, result)
     set_module(model, name, result)
     untie(model, name)
+
+
+def _fill_dense(linear: Any, weight: Tensor, bias: Tensor | None) -> None:
+    """Give a linear layer the values of its weight and bias."""
+    stored = weight.t().contiguous() if is_conv1d(linear) else weight
+    linear.weight = nn.Parameter(stored, requires_grad=linear.weight.requires_grad)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=linear.weight.requires_grad)
 
 
 def _assign(model: nn.Module, names: list[str], entry: TensorEntry) -> None:

@@ -75,6 +75,20 @@ def find_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
     )
 
 
+def read_model_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the model's config in a folder.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    place = Path(folder)
+    file = (place.parent if place.is_file() else place) / "config.json"
+    if not file.is_file():
+        advice = "Ranks are cut by the heads that it says: copy it beside the tensors."
+        raise CheckpointError("config.json beside the tensors", f"no {file}", advice)
+    return read_json(file)
+
+
 def read_settings(raw: Mapping[str, Any]) -> CheckpointSettings:
     """Return the settings of a description.
 
