@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.llm import buckets
+from ipex_inductor.llm import beam_table, buckets
 from ipex_inductor.llm.cache_pool import CachePool
 from ipex_inductor.llm.families import Family
 from ipex_inductor.llm.steps import Steps, modes
@@ -103,6 +103,9 @@ class CompiledForward:
         output = self._prefill(arguments, cache, tokens)
         if not own.prompt_length:
             own.prompt_length = tokens.shape[1]
+            config = self.model.config.get_text_config(decoder=True)
+            if own.table is None and beam_table.is_useful(config, own):
+                own.attach_table()
         return output
 
     def _call_eagerly(self, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -280,7 +283,7 @@ def shape_of_cache(cache: Any) -> tuple[Any, ...]:
 
     own = caches.decoder_part(cache)
     encoder = cache.cross_attention_cache.ceiling if own is not cache else 0
-    return own.ceiling, encoder, own.layouts()
+    return own.ceiling, encoder, own.layouts(), own.table is not None
 
 
 def widen_mask(arguments: dict[str, Any], cache: Any) -> dict[str, Any]:

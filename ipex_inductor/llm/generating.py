@@ -29,12 +29,16 @@ class Generate:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Generate tokens, with the arguments and results of the model's own `generate`."""
+        from ipex_inductor.llm import caches
+
         if not decoding.why_not_begun(self.model, args, kwargs):
             kwargs["custom_generate"] = decoding.Decoding(kwargs)
         with self.forward.pool.lease_scope() as leases:
             result = type(self.model).generate(self.model, *args, **kwargs)
             for value in walk_values(result):
                 leases.keep_out(value)
+                if caches.is_pooled(value):
+                    caches.decoder_part(value).detach_table()
         return result
 
 
