@@ -30,7 +30,7 @@ def register(sycl: bool = False) -> None:
 
 @functools.cache
 def _register() -> None:
-    from ipex_inductor.lowerings.attention import short_attention
+    from ipex_inductor.lowerings.attention import decode_attention, short_attention
     from ipex_inductor.lowerings.common import conv_templates
     from ipex_inductor.lowerings.conv import (
         batch_norm_relu,
@@ -83,6 +83,7 @@ def _register() -> None:
     pool.register()
     batch_norm_relu.register()
     relu_masks.register()
+    decode_attention.register()
     short_attention.register()
     residual.register()
     small_channel_pool.register()
@@ -107,7 +108,7 @@ def _read_memory() -> None:
     ours = torch.ops.ipex
     calls: list[Any] = [ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd]
     calls += [ours.int8_bmm, ours.int8_conv, ours.int8_linear, ours.int8_max_pool]
-    calls.append(ours.weight_only_linear)
+    calls += [ours.weight_only_linear, ours.decode_attention]
     add_needs_realized_inputs([*(call.default for call in calls), cached_primitives.KEPT_CONV])  # type: ignore[no-untyped-call]
 
 

@@ -136,6 +136,7 @@ def _split(
         PassError: if a pass fails.
     """
     from ipex_inductor.lowerings.common import sycl
+    from ipex_inductor.passes.attention import decode_attention
     from ipex_inductor.passes.attention.short_attention import shorten
     from ipex_inductor.passes.engine.packable import sparing
     from ipex_inductor.passes.weights import plain, upcast
@@ -148,6 +149,8 @@ def _split(
         why_no_blocks, why_no_primitives = _why_not_ours(compiler, elsewhere, graph_report)
     try:
         narrow = upcast.dtypes(config.rules_off)
+        if why_no_blocks and not {"*", decode_attention.NAME} & config.rules_off:
+            decode_attention.place_decoding(gm.graph, graph_report, why_no_blocks)
         upcast.widen_attention(gm.graph, narrow, graph_report)
         if why_no_blocks:
             shorten(gm.graph, graph_report, why_no_blocks)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ipex_inductor.llm import buckets
+from ipex_inductor.llm.beam_table import BeamTable
+from ipex_inductor.ops.attention.decode_attention import gather_rows
 
 cache_utils: Any = importlib.import_module("transformers.cache_utils")
 Cache, EncoderDecoderCache = cache_utils.Cache, cache_utils.EncoderDecoderCache
@@ -46,6 +48,7 @@ class PooledLayer(cache_utils.StaticLayer):  # type: ignore[misc]
     is_croppable = True
     max_cache_len: int
     cumulative_length: Any  # the number of tokens: a tensor, in versions that count in one
+    table: BeamTable | None = None  # of beams, shared by all layers of a cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor | None = None) -> None:
         """Allocate keys and values for states of these shapes, [batch, heads, any, width]."""
@@ -91,6 +94,15 @@ class PooledLayer(cache_utils.StaticLayer):  # type: ignore[misc]
         for old, new in zip(held, (self.keys, self.values), strict=True):
             new[:, :, :length].copy_(old)
 
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the keys and values of new tokens; return those of all tokens of each text."""
+        states: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+        if self.table is None:
+            return states
+        return gather_rows(states[0], self.table.rows), gather_rows(states[1], self.table.rows)
+
     def get_seq_length(self) -> Any:
         """Return the number of tokens: in a graph the tensor that counts them, else its value now.
 
@@ -123,6 +135,12 @@ class PooledLayer(cache_utils.StaticLayer):  # type: ignore[misc]
             live = states[:, :, first:last]
             live.copy_(live.index_select(0, rows))
 
+    def copy_by_table(self, table: BeamTable, last: int) -> None:
+        """Replace the tokens before `last` of each text by those that a table names."""
+        for states in (self.keys, self.values):
+            live = states[:, :, :last]
+            live.copy_(gather_rows(live, table.rows[:, :last]))
+
 
 class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
     """A static cache of one ceiling whose attention layers are `PooledLayer`s.
@@ -134,6 +152,7 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
     """
 
     layers: list[Any]
+    table: BeamTable | None = None
 
     def __init__(self, config: Any, ceiling: int, beams: int = 1) -> None:
         super().__init__(config=config, max_cache_len=ceiling)
@@ -163,11 +182,14 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
         for layer in self.attention:
             if layer.is_initialized:
                 layer.trim(length)
+        if self.table is not None:
+            self.table.forget(length)
 
     def reserve(self, length: int) -> None:
         """Grow if `length` tokens are more than the ceiling."""
         if length <= self.ceiling:
             return
+        self.detach_table()
         self.ceiling = buckets.round_ceiling(length)
         with torch.inference_mode(False), torch.no_grad():
             for layer in self.attention:
@@ -181,15 +203,55 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
         """Keep `length` tokens, or remove as many as a negative `length` says."""
         for layer in self.layers:
             layer.crop(length)
+        if self.table is not None:
+            self.table.forget(self.count_tokens())
+
+    def reset(self) -> None:
+        """Forget all tokens, and the table of beams."""
+        self._share_table(None)
+        super().reset()
+
+    def attach_table(self) -> None:
+        """Let beams exchange rows of a table from now on, and read their prompt in one place."""
+        first = self.attention[0]
+        table = BeamTable(first.batch_size, self.ceiling, first.device)
+        table.share(self.beams, self.count_tokens())
+        self._share_table(table)
+
+    def detach_table(self) -> None:
+        """Copy tokens to the texts that read them, after which no table is needed."""
+        if self.table is not None:
+            with torch.no_grad():
+                for layer in self.attention:
+                    layer.copy_by_table(self.table, self.count_tokens())
+        self._share_table(None)
+
+    def _share_table(self, table: BeamTable | None) -> None:
+        self.table = table
+        for layer in self.attention:
+            layer.table = table
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each text."""
+        self.detach_table()
+        super().batch_repeat_interleave(repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the texts of these indices."""
+        self.detach_table()
+        super().batch_select_indices(indices)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Replace texts by those of index `beam_idx`, copying the tokens alone that may differ.
+        """Replace texts by those of index `beam_idx`.
 
-        Beams of one text have one prompt, so it is not copied as long as no index leaves its text.
+        With a table only its rows are copied. Without one, those tokens are that may differ: beams
+        of one text have one prompt, so it is not copied as long as no index leaves its text.
         """
         rows = beam_idx.tolist()
         if rows == list(range(len(rows))):
             return
+        if self.table is not None:
+            self.table.exchange(beam_idx.to(self.table.rows.device), 0, self.count_tokens())
         within = all(row // self.beams == here // self.beams for here, row in enumerate(rows))
         if not within:
             self.beams = 1  # beams of one text may have several prompts from now on
@@ -197,7 +259,7 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
         for layer in self.layers:
             if not isinstance(layer, PooledLayer):
                 layer.reorder_cache(beam_idx)
-            elif layer.is_initialized:
+            elif layer.is_initialized and layer.table is None:
                 layer.copy_rows(beam_idx.to(layer.device), first, int(layer.get_seq_length()))
 
     def layouts(self) -> tuple[LayerLayout | None, ...]:

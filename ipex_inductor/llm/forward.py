@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import compat
-from ipex_inductor.llm import buckets, config_settings, families
+from ipex_inductor.llm import beam_table, buckets, config_settings, families
 from ipex_inductor.llm.cache_pool import CachePool
 from ipex_inductor.llm.families import Family
 from ipex_inductor.llm.steps import Steps, modes
@@ -116,6 +116,9 @@ class CompiledForward:
         output = self._prefill(arguments, cache, tokens)
         if not own.prompt_length:
             own.prompt_length = tokens.shape[1]
+            config = self.model.config.get_text_config(decoder=True)
+            if own.table is None and beam_table.is_useful(config, own):
+                own.attach_table()
         return output
 
     def _call_eagerly(self, reason: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -292,7 +295,7 @@ def shape_of_cache(cache: Any) -> tuple[Any, ...]:
 
     own = caches.decoder_part(cache)
     encoder = cache.cross_attention_cache.ceiling if own is not cache else 0
-    return own.ceiling, encoder, own.layouts()
+    return own.ceiling, encoder, own.layouts(), own.table is not None
 
 
 def widen_mask(arguments: dict[str, Any], cache: Any) -> dict[str, Any]:

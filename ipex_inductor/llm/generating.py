@@ -43,12 +43,16 @@ class Generate:
         return self._generate(args, {**kwargs, "stopping_criteria": criteria}), times.seconds
 
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from ipex_inductor.llm import caches
+
         if not decoding.why_not_begun(self.model, args, kwargs):
             kwargs["custom_generate"] = decoding.Decoding(kwargs)
         with self.forward.pool.lease_scope() as leases:
             result = type(self.model).generate(self.model, *args, **kwargs)
             for value in walk_values(result):
                 leases.keep_out(value)
+                if caches.is_pooled(value):
+                    caches.decoder_part(value).detach_table()
         return result
 
 

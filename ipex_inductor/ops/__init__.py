@@ -5,6 +5,7 @@ contain one; plain Inductor never meets them.
 """
 
 from ipex_inductor.ops.attention import (
+    decode_attention,
     short_attention,
 )
 from ipex_inductor.ops.conv import (
@@ -51,6 +52,7 @@ __all__ = [
     "conv",
     "conv_weight",
     "cudnn",
+    "decode_attention",
     "depthwise",
     "foreach",
     "fp8",

@@ -344,7 +344,7 @@ class _Made:
         library, self.needs = compat.compile_ahead(gm, inputs, self._level, on_gpu, **kwargs)
         ipex = torch.ops.ipex
         ours = {ipex.blocked.default, ipex.short_attention.default, ipex.winograd.default}
-        ours |= {*int8.KERNELS, weight_only.LINEAR}
+        ours |= {*int8.KERNELS, weight_only.LINEAR, ipex.decode_attention.default}
         if cpu_library.is_paired() and any(node.target in ours for node in gm.graph.nodes):
             self.needs = sorted({*self.needs, "avx512_bf16"})
         self.files[CODE] = library.read_bytes()

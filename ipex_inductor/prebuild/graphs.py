@@ -44,6 +44,7 @@ from ipex_inductor.templates.build.cpp import NotBuiltError
 from ipex_inductor.templates.cpu import (
     blocked,
     cpu_library,
+    decode_attention,
     int8,
     short_attention,
     weight_only,
@@ -58,7 +59,8 @@ Range = tuple[int, int] | None  # the least size and the largest; None: any
 Dynamic = Mapping[int | str | Where, Mapping[int, Range]]
 CPU = torch.device("cpu")
 # Names that generated code imports where it calls our library for CPUs.
-CALLS = tuple(module.__name__.encode() for module in (blocked, short_attention, winograd))
+OURS = blocked, decode_attention, short_attention, winograd
+CALLS = tuple(module.__name__.encode() for module in OURS)
 TIMED = ("max-autotune", "max-autotune-no-cudagraphs")
 
 

@@ -24,7 +24,7 @@ class AttentionCall(OurCall):
         q, k, v, *masks = self.inputs
         causal, scale = self.constant_args
         keys = k.get_size()[2]
-        steps = _broadcast_strides(masks[0], [*q.get_size()[:3], keys]) if masks else [0] * 4
+        steps = broadcast_strides(masks[0], [*q.get_size()[:3], keys]) if masks else [0] * 4
         strides = [*(x.get_stride() for x in (q, k, v, self)), steps]
         sizes = short_attention.sizes_of(q.get_size(), keys, causal, strides)
         mask = address(masks[0]) if masks else "nullptr"
@@ -38,7 +38,7 @@ def _short_attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: flo
     node: Any = V.graph.current_node
     if V.graph.cpp_wrapper:  # In Python the call copies tensors that are not in rows.
         q, k, v = (
-            _in_rows(x, n.meta["val"]) for x, n in zip((q, k, v), node.args[:3], strict=True)
+            realize_rows(x, n.meta["val"]) for x, n in zip((q, k, v), node.args[:3], strict=True)
         )
         mask = mask and without_gaps(mask)
     tensors = [ir.ExternKernel.realize_input(t) for t in (q, k, v, mask) if t is not None]
@@ -47,7 +47,7 @@ def _short_attention(q: Any, k: Any, v: Any, mask: Any, causal: bool, scale: flo
     return ir.TensorBox.create(call)
 
 
-def _in_rows(x: Any, value: torch.Tensor) -> Any:
+def realize_rows(x: Any, value: torch.Tensor) -> Any:
     """Return `x` with the strides that it was traced with, or a dense copy."""
     if not short_attention.lies_in_rows(value) or 0 in value.stride():
         return without_gaps(x)
@@ -55,7 +55,7 @@ def _in_rows(x: Any, value: torch.Tensor) -> Any:
     return ir.ExternKernel.require_exact_strides(x, value.stride())
 
 
-def _broadcast_strides(mask: Any, scores: list[Any]) -> list[Any]:
+def broadcast_strides(mask: Any, scores: list[Any]) -> list[Any]:
     """Return the strides of `mask` broadcast to the scores."""
     missing = len(scores) - len(mask.get_size())
     sizes, strides = [1] * missing + [*mask.get_size()], [0] * missing + [*mask.get_stride()]

@@ -10,7 +10,13 @@ import torch
 from ipex_inductor.target.device import architecture
 from ipex_inductor.templates.cpu.kernel_library import KernelLibrary
 
-PARTS = ("vectors.cpp", "blocked.cpp", "short_attention.cpp", "winograd.cpp")
+PARTS = (
+    "vectors.cpp",
+    "blocked.cpp",
+    "short_attention.cpp",
+    "decode_attention.cpp",
+    "winograd.cpp",
+)
 END = """
 #undef SHORT
 #if BF16_PRODUCTS
@@ -24,6 +30,10 @@ PRODUCTS = {**NAMES, torch.float16: "float16"}  # the last by CPUs that convert 
 PRODUCT = """
 IPEX_KERNEL(product_{dtype}, (int64_t, int64_t, int64_t, int64_t, const void*, const void*,
                               const void*, const void*, void*, int32_t, int32_t))
+"""
+DECODE = """
+IPEX_KERNEL(decode_{dtype}, (const int64_t*, float, const void*, const void*, const void*,
+                             const void*, const void*, void*))
 """
 DECLARED = """
 IPEX_KERNEL(attention_{dtype}, (const int64_t*, float, const void*, const void*, const void*,
@@ -75,7 +85,7 @@ def declarations(inside: bool) -> str:
     `inside`: for code that contains their `source`; else they declare functions of `library`.
     """
     macro = INSIDE if inside else Path(__file__).with_name("in_python.cpp").read_text()
-    functions = [PRODUCT.format(dtype=dtype) for dtype in PRODUCTS.values()]
+    functions = [(PRODUCT + DECODE).format(dtype=dtype) for dtype in PRODUCTS.values()]
     functions += [DECLARED.format(dtype=dtype) for dtype in NAMES.values()]
     guard = "#ifndef IPEX_KERNELS", "#define IPEX_KERNELS"
     return "\n".join((*guard, ADDRESS, macro, *functions, "#endif", ""))

@@ -37,6 +37,15 @@ struct Scratch {
   std::vector<T> keys, values, shares;
 };
 
+// Keys or values of a head, by their numbers: a row each, the next one behind it in memory.
+template <typename T>
+struct Rows {
+  const T* first;
+  int64_t line;
+
+  SHORT const T* operator()(int64_t j) const { return first + j * line; }
+};
+
 // Columns up to whole vectors and panels.
 template <int64_t WHOLE = 16>
 int64_t padded(int64_t count) {
@@ -91,13 +100,13 @@ void finish(const Sizes& s, const Head<T>& head, const float* sums, const float*
 }
 
 // Scores of ROWS queries and `count` keys, of whole vectors of keys.
-template <int64_t ROWS, typename T>
-void score(const T* queries, int64_t of_queries, const T* keys, int64_t of_keys, int64_t count,
-           int64_t width, float* scores, int64_t line) {
+template <int64_t ROWS, typename Query, typename Keys>
+void score(const Query* queries, int64_t of_queries, Keys keys, int64_t count, int64_t width,
+           float* scores, int64_t line) {
   constexpr int64_t AT_ONCE = WIDE / ROWS;  // keys, so that their sums are added up together
   for (int64_t j = 0; j < count; j += AT_ONCE) {
-    const T* rows[AT_ONCE];
-    for (int64_t i = 0; i < AT_ONCE; ++i) rows[i] = keys + std::min(j + i, count - 1) * of_keys;
+    decltype(keys(0)) rows[AT_ONCE];
+    for (int64_t i = 0; i < AT_ONCE; ++i) rows[i] = keys(std::min(j + i, count - 1));
     Vector sums[WIDE];
 #pragma GCC unroll 16
     for (int64_t i = 0; i < WIDE; ++i) sums[i] = Vector{};
@@ -114,38 +123,39 @@ void score(const T* queries, int64_t of_queries, const T* keys, int64_t of_keys,
   }
 }
 
-// PARTS vectors of ROWS rows of `sums`, and shares @ values [count, ...].
-template <int64_t ROWS, int64_t PARTS, typename T>
-void average(const float* shares, int64_t line, const T* values, int64_t of_values, int64_t count,
+// PARTS vectors of ROWS rows of `sums`, and shares @ values [count, ...], from the column `from` on.
+template <int64_t ROWS, int64_t PARTS, typename Values>
+void average(const float* shares, int64_t line, Values values, int64_t from, int64_t count,
              float* to, int64_t of_to) {
   Vector sums[ROWS][PARTS];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int64_t i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
     for (int64_t n = 0; n < PARTS; ++n) sums[i][n] = read(to + i * of_to + n * WIDE);
-  for (int64_t j = 0; j < count; ++j)
-#pragma GCC unroll 2
+  for (int64_t j = 0; j < count; ++j) {
+    const auto* value = values(j) + from;
+#pragma GCC unroll 4
     for (int64_t i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
       for (int64_t n = 0; n < PARTS; ++n)
-        sums[i][n] = fused(all(shares[i * line + j]), read(values + j * of_values + n * WIDE),
-                           sums[i][n]);
-#pragma GCC unroll 2
+        sums[i][n] = fused(all(shares[i * line + j]), read(value + n * WIDE), sums[i][n]);
+  }
+#pragma GCC unroll 4
   for (int64_t i = 0; i < ROWS; ++i)
 #pragma GCC unroll 8
     for (int64_t n = 0; n < PARTS; ++n) write(to + i * of_to + n * WIDE, sums[i][n]);
 }
 
-// One or two rows.
-template <int64_t ROWS, typename T>
-void average(const float* shares, int64_t line, const T* values, int64_t of_values, int64_t count,
-             int64_t width, float* sums) {
+// One, two or four rows.
+template <int64_t ROWS, typename Values>
+void average(const float* shares, int64_t line, Values values, int64_t count, int64_t width,
+             float* sums) {
   constexpr int64_t MOST = 8 / ROWS;  // so that all sums stay in registers
   int64_t d = 0;
   for (; d + MOST * WIDE <= width; d += MOST * WIDE)
-    average<ROWS, MOST>(shares, line, values + d, of_values, count, sums + d, width);
+    average<ROWS, MOST>(shares, line, values, d, count, sums + d, width);
   for (; d < width; d += WIDE)
-    average<ROWS, 1>(shares, line, values + d, of_values, count, sums + d, width);
+    average<ROWS, 1>(shares, line, values, d, count, sums + d, width);
 }
 
 // Few rows, where packing keys and values would take longer than using them as they lie.
@@ -158,12 +168,12 @@ void attend_few(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& sc
   const T* queries = head.q + row * s.q[2];
   for (int64_t j = 0; j < count; j += block) {
     const int64_t some = std::min(block, count - j);
-    const T* keys = head.k + j * s.k[2];
+    const Rows<T> keys{head.k + j * s.k[2], s.k[2]};
     int64_t i = 0;
     for (; i + 2 <= rows; i += 2)
-      score<2>(queries + i * s.q[2], s.q[2], keys, s.k[2], some, s.width, scores + i * line + j, line);
+      score<2>(queries + i * s.q[2], s.q[2], keys, some, s.width, scores + i * line + j, line);
     if (i < rows)
-      score<1>(queries + i * s.q[2], s.q[2], keys, s.k[2], some, s.width, scores + i * line + j, line);
+      score<1>(queries + i * s.q[2], s.q[2], keys, some, s.width, scores + i * line + j, line);
   }
   for (int64_t i = 0; i < rows; ++i)
     by[i] = normalised(s, scale, mask_of(s, head, row + i), seen(s, row + i), count,
@@ -171,12 +181,12 @@ void attend_few(const Sizes& s, float scale, const Head<T>& head, Scratch<T>& sc
   std::fill_n(sums, rows * s.width, 0.f);
   for (int64_t j = 0; j < count; j += block) {
     const int64_t some = std::min(block, count - j);
-    const T* values = head.v + j * s.v[2];
+    const Rows<T> values{head.v + j * s.v[2], s.v[2]};
     int64_t i = 0;
     for (; i + 2 <= rows; i += 2)
-      average<2>(scores + i * line + j, line, values, s.v[2], some, s.width, sums + i * s.width);
+      average<2>(scores + i * line + j, line, values, some, s.width, sums + i * s.width);
     if (i < rows)
-      average<1>(scores + i * line + j, line, values, s.v[2], some, s.width, sums + i * s.width);
+      average<1>(scores + i * line + j, line, values, some, s.width, sums + i * s.width);
   }
   finish(s, head, sums, by, row, rows);
 }

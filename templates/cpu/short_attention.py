@@ -41,7 +41,7 @@ def call(q: Tensor, k: Tensor, v: Tensor, *rest: Any, out: Tensor) -> None:
     strides = [t.stride() for t in (q, k, v, out)]
     steps = mask.stride() if mask is not None else (0,) * 4
     pointers = [0 if t is None else t.data_ptr() for t in (q, k, v, mask, out)]
-    _kernel(q.dtype)(_sizes(q.shape, k.shape[2], causal, *strides, steps), scale, *pointers)
+    _kernel(q.dtype)(sizes_in_c(q.shape, k.shape[2], causal, *strides, steps), scale, *pointers)
 
 
 def lies_in_rows(x: Tensor) -> bool:
@@ -68,7 +68,8 @@ def sizes_of(
 
 
 @functools.lru_cache(4096)
-def _sizes(q: Sequence[int], keys: int, causal: bool, *strides: Sequence[int]) -> Any:
+def sizes_in_c(q: Sequence[int], keys: int, causal: bool, *strides: Sequence[int]) -> Any:
+    """Return the numbers of `sizes_of` as an array of C."""
     numbers = sizes_of(q, keys, causal, strides)
     return (ctypes.c_int64 * len(numbers))(*numbers)
 

@@ -11,7 +11,7 @@ from ipex_inductor.cli.bisect.search import REST, Finding, Outcome, Parts
 from ipex_inductor.cli.demo.measure import fp64_output, time_rounds
 from ipex_inductor.errors import IpexError
 from ipex_inductor.inspection.capture_reports import compile_reporting, restore_tensors
-from ipex_inductor.passes.attention import masks
+from ipex_inductor.passes.attention import decode_attention, masks
 from ipex_inductor.passes.joint import RULE_NAMES
 from ipex_inductor.passes.layout import channels_last
 from ipex_inductor.passes.training import foreach, moments, pool
@@ -19,7 +19,9 @@ from ipex_inductor.passes.weights import plain, upcast
 from ipex_inductor.reporting.decisions import GraphReport
 
 PROLOGUE = "weight preprocessing"
-OTHERS = {m.NAME for m in (channels_last, foreach, moments, plain, pool, upcast)} | {PROLOGUE}
+OTHERS = {
+    rule.NAME for rule in (channels_last, decode_attention, foreach, moments, plain, pool, upcast)
+} | {PROLOGUE}
 PARTS = RULE_NAMES | masks.NAMES | OTHERS
 TOGETHER = "all of them together"
 

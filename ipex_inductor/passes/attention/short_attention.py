@@ -42,45 +42,55 @@ def shorten(graph: torch.fx.Graph, report: GraphReport, why_not: Callable[[], st
     for node in attentions:
         q, k, v, *rest = node.args
         causal = rest[1] if len(rest) > 1 else node.kwargs.get("is_causal", False)
-        scale = node.kwargs.get("scale")
-        scale = q.meta["val"].shape[3] ** -0.5 if scale is None else scale
-        (result,) = node.users
-        with graph.inserting_before(node):
-            call = graph.call_function(
-                torch.ops.ipex.short_attention.default,
-                (q, k, v, node.kwargs.get("attn_mask"), causal, scale),
-            )
-        call.meta = dict(result.meta)
-        result.replace_all_uses_with(call)
-        graph.erase_node(result)
-        graph.erase_node(node)
+        operands = q, k, v, node.kwargs.get("attn_mask"), causal
+        replace(node, torch.ops.ipex.short_attention.default, operands, node.kwargs.get("scale"))
     report.add("choice", "attention over few keys", f"{len(attentions)} by this package's kernel")
 
 
-def _is_faster(node: Node) -> bool:
-    """Return whether our kernel supports `node` and was measured to be faster on its sizes."""
+def replace(node: Node, target: Any, operands: tuple[Any, ...], scale: Any) -> None:
+    """Replace torch's attention `node` by a call of ours on `operands` and the scale."""
+    (result,) = node.users
+    q: Any = node.args[0]
+    scale = q.meta["val"].shape[3] ** -0.5 if scale is None else scale
+    with node.graph.inserting_before(node):
+        call = node.graph.call_function(target, (*operands, scale))
+    call.meta = dict(result.meta)
+    result.replace_all_uses_with(call)
+    node.graph.erase_node(result)
+    node.graph.erase_node(node)
+
+
+def takes(node: Node) -> bool:
+    """Return whether our kernels read the operands of `node`, and only its result is used."""
     q, k, v, *rest = node.args
     mask = node.kwargs.get("attn_mask")
     values: list[torch.Tensor] = [t.meta["val"] for t in (q, k, v, mask) if isinstance(t, Node)]
     sizes = [size for value in values for size in value.shape]
-    first, second = values[:2]
-    bounds = FASTER.get((architecture(), first.dtype))
-    if bounds is None or not all(isinstance(size, int) and size > 0 for size in sizes):
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
         return False
-    queries, most, widest = bounds
-    batch, heads, keys, width = second.shape
+    first, second = values[:2]
+    batch, heads, _, width = second.shape
     return (
         [(user.target, user.args[1]) for user in node.users] == [(operator.getitem, 0)]
         and all(value.dtype == first.dtype and value.device.type == "cpu" for value in values)
         and tuple(first.shape) == (batch, heads, first.shape[2], width)
         and values[2].shape == second.shape
-        and first.shape[2] <= queries
-        and keys <= most
-        and width % LANES == 0
-        and width <= widest
         and first.stride(3) == 1  # the result has the query's strides, so its rows are contiguous
         and not (rest[:1] or [node.kwargs.get("dropout_p", 0.0)])[0]
         and _is_number(node.kwargs.get("scale"))
+    )
+
+
+def _is_faster(node: Node) -> bool:
+    """Return whether our kernel supports `node` and was measured to be faster on its sizes."""
+    first, second = (t.meta["val"] for t in node.args[:2])  # type: ignore[union-attr]
+    bounds = FASTER.get((architecture(), first.dtype))
+    if bounds is None or not takes(node):
+        return False
+    queries, most, widest = bounds
+    _, _, keys, width = second.shape
+    return bool(
+        first.shape[2] <= queries and keys <= most and width % LANES == 0 and width <= widest
     )
 
 
