@@ -24,8 +24,15 @@ log = logging.getLogger("IPEX")
 LAG = 4  # steps that a GPU may compute beyond the last one that the host knows to be unfinished
 
 # Arguments of `generate` that choose another loop, or that a loop of others does not receive.
-OTHERS = ("assistant_model", "custom_generate", "synced_gpus", "tokenizer", "assistant_tokenizer")
-OTHERS += ("negative_prompt_ids", "negative_prompt_attention_mask")
+OTHERS = (
+    "assistant_model",
+    "custom_generate",
+    "synced_gpus",
+    "tokenizer",
+    "assistant_tokenizer",
+    "negative_prompt_ids",
+    "negative_prompt_attention_mask",
+)
 
 # Tensors that a call may have beside the tokens: all others may change from step to step.
 KNOWN = frozenset({MASK, "position_ids", "inputs_embeds"})
@@ -115,7 +122,7 @@ def why_not(
         return "its masks are its own"
     if model.forward.family.is_eager:
         return "it runs eagerly"
-    cache = model_kwargs.get("past_key_values")
+    cache: Any = model_kwargs.get("past_key_values")
     if not caches.is_pooled(cache) or not cache.is_attention_alone:
         return "its cache is none of the pool's, or holds states"
     mask = model_kwargs.get(MASK)
@@ -204,7 +211,7 @@ class Draws:
 
     def __init__(self, device: torch.device) -> None:
         generators = getattr(torch.get_device_module(device), "default_generators", ())
-        self._generator = generators[device.index or 0] if generators else None
+        self._generator: Any = generators[device.index or 0] if generators else None
         self._offsets: dict[int, int] = {}
 
     @property

@@ -148,9 +148,8 @@ def compile_alone(
         co_name=step.__code__.co_name
     )  # Dynamo keeps graphs by code object
     own = FunctionType(code, step.__globals__, "step", None, step.__closure__)
-    ours = {"options": dict(options)} if BACKEND == "ipex" else {}  # other backends have others
-    compiled: Callable[..., Any] = torch.compile(own, backend=BACKEND, dynamic=dynamic, **ours)
-    return compiled
+    ours = dict(options) if BACKEND == "ipex" else None  # other backends have others
+    return torch.compile(own, backend=BACKEND, dynamic=dynamic, options=ours)
 
 
 def key_of(arguments: Mapping[str, Any], cache_shape: Hashable) -> Hashable:

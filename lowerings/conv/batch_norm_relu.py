@@ -43,7 +43,7 @@ def extract_convolution(problem: Problem) -> Problem:
     strides = height * width * channels, 1, width * channels, channels
     activation = Operand((batch, channels, height, width), strides, x.dtype)
     biases = (by_name["bias"],) if "bias" in by_name else ()
-    constants = {name: problem.constants[name] for name in ("unary", "scalars")}
+    constants: dict[str, Any] = {n: problem.constants[n] for n in ("unary", "scalars")}
     constants |= {} if biases else {"bias": None}
     constants |= dict(zip(NAMES, op.WINDOW, strict=True))
     constants |= {"other": None, "binary": "none", "packed": ""}

@@ -60,8 +60,11 @@ def _lower(call: Arguments) -> Any:
             rows, columns, terms, call.group_size, multiprocessors, call.x_scales is not None
         )
     )
-    names = (str(dtype).removeprefix("torch.") for dtype in (call.x.get_dtype(), call.scale_dtype))
-    decoding = Decoding(call.weight_dtype, *names, call.zeroed, call.x_scales is not None)
+    dtype, scale_dtype = (
+        str(dtype).removeprefix("torch.") for dtype in (call.x.get_dtype(), call.scale_dtype)
+    )
+    stepped = call.x_scales is not None
+    decoding = Decoding(call.weight_dtype, dtype, scale_dtype, call.zeroed, stepped)
     constants = weight_only.constants(rows, columns, terms, call.group_size, decoding, tile)
     is_split = nibbles and not constants["PAIRS"]
     x = _even_columns_first(call.x) if is_split else _aligned(dense(call.x))

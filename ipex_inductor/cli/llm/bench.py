@@ -104,7 +104,7 @@ def llm_bench(
     fp32 first: one that is wrong gets no speed, and the exit code is 1 if it is ours.
     """
     check_model(model)
-    sizes = {"batch": batch, "beams": beams, "prompt": prompt, "new": new}
+    sizes: dict[str, Any] = {"batch": batch, "beams": beams, "prompt": prompt, "new": new}
     job = Job(model, OURS, str(dtype), device=str(device), **sizes)
     compared = [] if alone else beside or [Beside.EAGER, Beside.INDUCTOR]
     variants = [Variant(OURS, job)] + [

@@ -62,9 +62,12 @@ def count_cache_bytes(config: Any, texts: int, tokens: int, itemsize: int) -> in
         tokens: of each text.
         itemsize: bytes of an element.
     """
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * width * texts * tokens * itemsize
+    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width: int = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    layers: int = config.num_hidden_layers
+    return 2 * layers * heads * width * texts * tokens * itemsize
 
 
 def measure_bandwidth(device: str) -> float:

@@ -49,10 +49,11 @@ class Variant:
     """
 
     def __init__(self, job: Job, model: Any) -> None:
-        from transformers import GenerationConfig
+        import transformers
 
+        configs: Any = transformers
         # Greedy, without end and without other processors of logits that a folder may ask for.
-        model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
+        model.generation_config = configs.GenerationConfig(do_sample=False, pad_token_id=0)
         self.job, self.extra = job, dict[str, Any]()
         self.model = self._prepare(model)
 
