@@ -113,13 +113,13 @@ class TestPool:
 @pytest.mark.usefixtures("traced_only")
 class TestGeneration:
     def test_prompts_of_any_length_compile_few_graphs(self, pair):
-        """A token and five lengths of chunks, for each of two ceilings."""
+        """A token, five lengths of chunks and prompts of one token, for each of two ceilings."""
         model, optimized = pair
         counters.clear()
         for length in (*range(1, 20), 31, 32, 33, 64, 65, 100, 128, 129, 200, 252, 256, 257, 300):
             tokens = prompt(1, length)
             assert torch.equal(optimized.generate(tokens, **NEW), model.generate(tokens, **NEW))
-        assert counters["stats"]["unique_graphs"] <= 11
+        assert counters["stats"]["unique_graphs"] <= 13
         assert not counters["graph_break"]
         assert len(optimized.forward.steps) == counters["stats"]["unique_graphs"]
 
