@@ -19,9 +19,10 @@ RUN = """
 import copy, json, os, sys
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from ipex_inductor.llm import optimize, parallelize
+from ipex_inductor.llm import optimize, parallel, parallelize
 from ipex_inductor.reporting import decisions
 from support.llm_families import FAMILIES, left_padded, prompt
 
@@ -29,17 +30,34 @@ name, rank, port = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
-eager = FAMILIES[name].build()
-model = parallelize(copy.deepcopy(eager), mesh)
-shapes = {n: list(p.shape) for n, p in model.named_parameters() if "layers.0" in n}
-model = optimize(model, inplace=True)
-words = {"max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0}
-for inputs in ({"input_ids": prompt(1, 20)}, left_padded(3, 12)):
-    ours, theirs = model.generate(**inputs, **words), eager.generate(**inputs, **words)
-    assert torch.equal(ours, theirs), (ours, theirs)
-assert not model.forward.reasons, model.forward.reasons
+
+def generate():
+    eager = FAMILIES[name].build()
+    model = parallelize(copy.deepcopy(eager), mesh)
+    shapes = {n: list(p.shape) for n, p in model.named_parameters() if "layers.0" in n}
+    model = optimize(model, inplace=True)
+    words = {"max_new_tokens": 12, "min_new_tokens": 12, "pad_token_id": 0}
+    for inputs in ({"input_ids": prompt(1, 20)}, left_padded(3, 12)):
+        ours, theirs = model.generate(**inputs, **words), eager.generate(**inputs, **words)
+        assert torch.equal(ours, theirs), (ours, theirs)
+    assert not model.forward.reasons, model.forward.reasons
+    return [shapes, len(model.forward.steps)]
+
+def run_layers():
+    torch.manual_seed(0)
+    up, down = nn.Linear(512, 2048, bias=False), nn.Linear(2048, 512)
+    model = nn.Sequential(up, nn.ReLU(), down).eval().requires_grad_(False)
+    x = torch.randn(4, 512)
+    expected = model(x)
+    parallel.cut_rows(up, mesh, "up")
+    parallel.cut_columns(down, mesh, "down")
+    ours = torch.compile(model, backend="ipex", options={"strict": True})(x)
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)  # fp32: two partial sums
+    return [{}, 0]
+
+result = run_layers() if name == "layers" else generate()
 events = [[e.kind, e.subject, e.reason] for r in decisions.reports() for e in r.events]
-print(json.dumps([shapes, len(model.forward.steps), events]), flush=True)
+print(json.dumps([*result, events]), flush=True)
 dist.barrier()
 os._exit(0)  # torch aborts where a thread of gloo's frees its work in an interpreter that ends
 """
@@ -60,7 +78,7 @@ def run(name):
     ranks = [subprocess.Popen([*command, str(r), port], env=env, **pipes) for r in range(2)]
     outputs = []
     try:
-        outputs = [process.communicate(timeout=500) for process in ranks]
+        outputs = [process.communicate(timeout=1900) for process in ranks]
     finally:
         for process in ranks:
             process.kill()
@@ -70,15 +88,26 @@ def run(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_two_processes_give_the_models_tokens(name):
-    for shapes, steps, events in run(name):
+@pytest.mark.timeout(2000)
+def test_two_processes_give_the_models_tokens():
+    for shapes, steps, events in run("llama"):
         prefix = "model.layers.0."
         assert shapes[f"{prefix}self_attn.q_proj.weight"] == [32, 64]
         assert shapes[f"{prefix}self_attn.o_proj.weight"] == [64, 32]
         assert shapes[f"{prefix}mlp.down_proj.weight"] == [64, 64]
         assert steps == 4  # prompts and tokens of one text and of three
-        assert events
+        fired = [subject for kind, subject, _ in events if kind == "fired"]
+        assert fired.count("silu(linear)*linear") == 4 * 2
+        assert fired.count("linear|linear") == 2 * 2  # of single tokens, in each layer
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2000)
+def test_weights_of_both_cuts_are_packed():
+    for _, _, events in run("layers"):
+        assert not [e for e in events if e[:2] == ["missed", "packed weights"]]
+        (reason,) = [reason for kind, _, reason in events if kind == "hoisted"]
+        assert "of 2 weights" in reason
 
 
 def test_modules_are_found_by_their_names():

@@ -313,7 +313,7 @@ FAMILIES: dict[str, TinyFamily] = {
                 **SIZES,
                 "num_hidden_layers": 3,
                 "cross_attention_layers": [1],
-                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+                "rope_scaling": {"rope_type": "default", "rope_theta": 10000.0},
             },
             "vision_config": {
                 "hidden_size": 32,
