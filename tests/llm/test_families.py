@@ -88,7 +88,7 @@ class TestAsTraced:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", PADDED)
     def test_prompts_of_any_length_share_few_graphs(self, name):
-        """A graph for each rounded length and one for tokens; a longer cache has three of its own."""
+        """A graph for each rounded length and one for tokens; a longer cache has three more."""
         model = FAMILIES[name].build()
         optimized = optimize(model)
         words = {**NEW, "max_new_tokens": 3, "min_new_tokens": 3}
