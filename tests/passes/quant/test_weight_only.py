@@ -53,7 +53,7 @@ def test_it_is_a_template_and_factors_are_laid_out_ahead(tmp_path, monkeypatch):
     ("rows", "words", "kind", "reason"),
     [
         (2, {"compute": "float32"}, "missed", '"float32": each call dequantizes the weight'),
-        (300, {}, "choice", "over 256 rows a library multiplies the dequantized weight"),
+        (300, {}, "choice", "over 128 rows a library multiplies the dequantized weight"),
         (5, {"dynamic": {0: {0: (2, 64)}}}, "missed", "its number of rows varies"),
     ],
 )
