@@ -63,6 +63,7 @@ _OUR_TILES: dict[str, Values] = {
     "num_stages": _STAGES,
     "programs": tuple(range(1, 9)),
     "parts": (1, 2, 4, 8),
+    "unroll": (1, 2, 4),
     **{f"BLOCK_{side}": tuple(2**n for n in range(10)) for side in "MNKHW"},
 }
 TRITON_PARAMETERS = (*_REQUIRED, *_OPTIONAL)

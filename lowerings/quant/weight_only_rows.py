@@ -57,7 +57,8 @@ def _lower(call: Arguments) -> Any:
         Tile(*call.tile)
         if call.tile
         else weight_only.choose_tile(
-            rows, columns, terms, call.group_size, multiprocessors, call.x_scales is not None
+            *(rows, columns, terms, call.group_size, multiprocessors, nibbles),
+            call.x_scales is not None,
         )
     )
     dtype, scale_dtype = (

@@ -72,7 +72,7 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Tile:
-    """Rows (M), columns (N) and K of a block, parts of K, warps and stages."""
+    """Rows (M), columns (N) and K of a block, parts of K, warps, stages, and blocks of K a turn."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -80,14 +80,15 @@ class Tile:
     parts: int
     num_warps: int
     num_stages: int
+    unroll: int = 1
 
     def steps(self, terms: int) -> int:
-        """Return the steps of a part of K."""
-        return -(-terms // (self.BLOCK_K * self.parts))
+        """Return the turns of the loop over a part of K."""
+        return -(-terms // (self.BLOCK_K * self.unroll * self.parts))
 
     def used_parts(self, terms: int) -> int:
         """Return how many parts have steps."""
-        return -(-terms // (self.BLOCK_K * self.steps(terms)))
+        return -(-terms // (self.BLOCK_K * self.unroll * self.steps(terms)))
 
     def blocks(self, rows: int, columns: int) -> int:
         """Return the number of programs that share no K."""
@@ -96,7 +97,8 @@ class Tile:
     def shared(self, nibbles: bool) -> int:
         """Return the bytes of shared memory, about: stages of both factors."""
         weight = self.BLOCK_N * self.BLOCK_K // (2 if nibbles else 1)
-        return (weight + 2 * self.BLOCK_M * self.BLOCK_K + 4 * self.BLOCK_N) * self.num_stages
+        x = 2 * self.BLOCK_M * self.BLOCK_K
+        return (weight + x + 4 * self.BLOCK_N) * self.num_stages * self.unroll
 
     @property
     def is_many(self) -> bool:
@@ -134,7 +136,8 @@ def constants(
         "INNER": tile.BLOCK_K // group_size if groups > 1 and group_size < tile.BLOCK_K else 1,
         "STEPS": tile.steps(terms),
         "PARTS": tile.used_parts(terms),
-        "TAIL": tile.steps(terms) * tile.used_parts(terms) * tile.BLOCK_K != terms,
+        "UNROLL": tile.unroll,
+        "TAIL": tile.steps(terms) * tile.used_parts(terms) * tile.unroll * tile.BLOCK_K != terms,
         "BLOCKS_M": -(-rows // tile.BLOCK_M),
         "BLOCKS_N": -(-columns // tile.BLOCK_N),
         "BLOCK_M": tile.BLOCK_M,
@@ -212,16 +215,17 @@ def _look_up(part: str, code: str) -> list[str]:
 
 # Tiles of up to 32 rows multiply by mma.sync, in programs of two warps: four would use wgmma, for
 # which each element of the weight takes twice as many instructions. An H200 needs about 26 kB in
-# flight on each multiprocessor: four programs have that in three stages.
+# flight on each multiprocessor, and pieces of a row that are longer than 64 bytes: with these, int4
+# reached 2.4 TB/s, while 128 bytes a piece of int8 are read faster.
 FEW = tuple(
-    Tile(rows, columns, terms, parts, 2, 5)
+    Tile(rows, columns, terms, parts, 2, 5 if unroll == 1 else 4, unroll)
     for rows in (8, 16, 32)
     for columns in (32, 64)
-    for terms in (64, 128)
+    for terms, unroll in ((64, 1), (64, 4), (128, 1), (128, 2))
     for parts in (1, 2, 4, 8)
 )
 SOME = tuple(
-    Tile(64, columns, terms, parts, 4, 4)
+    Tile(64, columns, terms, parts, 4, 3)
     for columns in (64, 128)
     for terms in (64, 128)
     for parts in (1, 2, 4)
@@ -235,7 +239,9 @@ MANY = tuple(
 TILES = (*FEW, *SOME, *MANY)
 # By numbers of rows up to which they are: programs for each multiprocessor that hide the latency
 # of each other's loads and instructions. More parts of K make larger sums for the next kernel.
-ENOUGH = {8: 6.0, 32: 3.0, 64: 1.5, math.inf: 0.9}
+ENOUGH = {8: 6.0, 32: 3.0, 64: 3.0, math.inf: 1.5}
+MOST_WIDE = 32  # rows up to which the widest blocks are the fastest
+PIECE = 128  # bytes of a row of the weight that a turn of the loop reads, at most
 DEEP = 128  # K of a step, unless its rows of the weight are longer than a group
 
 
@@ -291,6 +297,7 @@ def choose_tile(
     terms: int,
     group_size: int,
     multiprocessors: int,
+    nibbles: bool,
     stepped: bool = False,
 ) -> Tile:
     """Return the tile that is used without a record.
@@ -301,17 +308,23 @@ def choose_tile(
         terms: K.
         group_size: elements along K that share a scale.
         multiprocessors: of the device.
+        nibbles: whether a byte has two elements.
         stepped: see `Decoding`.
     """
     least = multiprocessors * next(n for most, n in ENOUGH.items() if rows <= most)
     is_deep = group_size >= terms or group_size % DEEP == 0 or group_size < LEAST_DEPTH
     depth = DEEP if is_deep else LEAST_DEPTH
+    piece = PIECE * 2 if nibbles else PIECE
     fitting = [t for t in TILES if fits(t, rows, terms, group_size, stepped) and depth == t.BLOCK_K]
+    longest = max(t.unroll for t in fitting if t.unroll * depth <= max(depth, piece))
+    fitting = [t for t in fitting if t.unroll == longest]
 
     def count_programs(tile: Tile) -> int:
         return tile.blocks(rows, columns) * tile.parts
 
     enough = [t for t in fitting if count_programs(t) >= least]
-    # A wide block reads activations less often; parts of K are read again by what sums them.
-    widest = sorted(enough, key=lambda t: (-t.BLOCK_N, t.parts))
-    return widest[0] if widest else max(fitting, key=count_programs)
+    # A wide block reads activations less often. Sums of more rows take so many registers that only
+    # narrow blocks leave room for other programs. Parts of K are read again by what sums them.
+    is_wide = rows <= MOST_WIDE
+    best = sorted(enough, key=lambda t: (-t.BLOCK_N if is_wide else t.BLOCK_N, t.parts))
+    return best[0] if best else max(fitting, key=count_programs)

@@ -24,7 +24,7 @@ from ipex_inductor.ops.quant.weight_only import (
 
 LINEAR = torch.ops.ipex.weight_only_linear.default
 HALF_BITS = 0xFFFF
-MOST_ROWS = 256
+MOST_ROWS = 128
 # What a float adds to an integer in its last bits, see `templates/weight_only_ptx.py`.
 BASES = {
     ("int4", torch.bfloat16): 128,

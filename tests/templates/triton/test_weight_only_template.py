@@ -41,6 +41,10 @@ CASES = {
     "integers with scales of rows": case_of(
         "int8", (3, 40, 576), 576, SMALL, scales="float32", stepped=True, **F16
     ),
+    "two steps a turn, with a tail": case_of(
+        "int4", (3, 40, 832), 128, (*SMALL[:5], 4, 2), zeroed=True, **F16
+    ),
+    "four steps a turn": case_of("nf4", (3, 40, 576), 64, (8, 32, 64, 1, 2, 4, 4), **F16),
     "even columns of x first": case_of(
         "int4", (70, 40, 512), 128, (64, 64, 128, 2, 4, 4), zeroed=True, **F16
     ),
@@ -134,19 +138,30 @@ SIZES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096), (1000, 576)
 def test_a_tile_is_chosen_for_all_sizes(rows, size):
     columns, depth = size
     for group in (32, 64, 128, depth):
-        tile = weight_only.choose_tile(rows, columns, depth, group, 132)
+        tile = weight_only.choose_tile(rows, columns, depth, group, 132, nibbles=rows % 2 == 1)
         assert weight_only.fits(tile, rows, depth, group)
         assert rows <= tile.BLOCK_M or tile.BLOCK_M == weight_only.MOST_BLOCK
 
 
 def test_large_weights_fill_an_h200():
     """At least six programs a multiprocessor for one row, and no more parts than that takes."""
-    chosen = {n: weight_only.choose_tile(1, n, 4096, 128, 132) for n in (4096, 14336, 128256)}
-    assert chosen == {
-        4096: Tile(8, 32, 128, 8, 2, 5),
-        14336: Tile(8, 64, 128, 4, 2, 5),
-        128256: Tile(8, 64, 128, 1, 2, 5),
+    chosen = {
+        n: weight_only.choose_tile(1, n, 4096, 128, 132, nibbles=True)
+        for n in (4096, 14336, 128256)
     }
+    assert chosen == {
+        4096: Tile(8, 32, 128, 8, 2, 4, 2),
+        14336: Tile(8, 64, 128, 4, 2, 4, 2),
+        128256: Tile(8, 64, 128, 1, 2, 4, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("nibbles", "group", "unroll"),
+    [(True, 32, 2), (True, 64, 4), (True, 128, 2), (True, 4096, 2), (False, 128, 1)],
+)
+def test_a_turn_reads_pieces_of_128_bytes(nibbles, group, unroll):
+    assert weight_only.choose_tile(1, 4096, 4096, group, 132, nibbles).unroll == unroll
 
 
 @pytest.mark.parametrize(("group", "fits"), [(32, True), (64, True), (192, True), (48, False)])
