@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
-import llama_cpp
 import numpy as np
 
 CHECKED = 8  # tokens after the prompt in a reference
@@ -25,11 +23,7 @@ WARM_UP = 2  # generations
 # groups of 32, and activations to 8 bits; other logits than those of the model are off by 1.4.
 LIMITS = {"bf16": 0.03, "q8_0": 0.06, "q4_0": 0.5}
 BITS = {"bf16": 16, "q8_0": 8.5, "q4_0": 4.5}  # of a weight, with its scales
-FILE_TYPES = {
-    "q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
-    "q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
-}
-ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
+FILE_TYPES = {"q8_0": "LLAMA_FTYPE_MOSTLY_Q8_0", "q4_0": "LLAMA_FTYPE_MOSTLY_Q4_0"}
 
 
 def read_peak() -> int:
@@ -63,6 +57,8 @@ def interleave_halves(bits: Any, heads: int) -> Any:
 
 def write_gguf(folder: Path, file: Path) -> None:
     """Write the checkpoint of a folder as a GGUF file in bf16, norms and biases in fp32."""
+    import gguf
+
     config = json.loads((folder / "config.json").read_text())
     kind, layers = config["model_type"], config["num_hidden_layers"]
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
@@ -77,7 +73,7 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
-    names = gguf.get_tensor_name_map(ARCHITECTURES[kind], layers)
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, kind.upper()), layers)
     for name, bits in read_tensors(folder):
         if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             bits = interleave_halves(bits, heads if "q_proj" in name else groups)
@@ -102,6 +98,8 @@ def count_read_bytes(folder: Path, file: Path, kind: str) -> int:
 
 def find_file(folder: Path, kind: str, threads: int) -> Path:
     """Return the GGUF file with this type of weights; write it if it is not there."""
+    import llama_cpp
+
     plain = folder / "bf16.gguf"
     if not plain.exists():
         write_gguf(folder, plain)
@@ -110,7 +108,8 @@ def find_file(folder: Path, kind: str, threads: int) -> Path:
     file = folder / f"{kind}.gguf"
     if not file.exists():
         settings = llama_cpp.llama_model_quantize_default_params()
-        settings.ftype, settings.nthread, settings.pure = FILE_TYPES[kind], threads, True
+        settings.ftype = getattr(llama_cpp, FILE_TYPES[kind])
+        settings.nthread, settings.pure = threads, True
         code = llama_cpp.llama_model_quantize(bytes(plain), bytes(file), settings)
         assert code == 0, f"llama_model_quantize returned {code}"
     return file
@@ -120,7 +119,9 @@ class Model:
     """A loaded model and its decoding, by llama.cpp's C functions."""
 
     def __init__(self, job: dict[str, Any], file: Path, threads: int) -> None:
-        self.job = job
+        import llama_cpp
+
+        self.job, self.api = job, llama_cpp
         llama_cpp.llama_backend_init()
         settings = llama_cpp.llama_model_default_params()
         settings.use_mmap = False  # else the pages of the file count as memory or not by chance
@@ -135,16 +136,15 @@ class Model:
 
     def reset(self) -> None:
         """Forget all tokens."""
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.context), True)
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
 
     def decode(self, tokens: list[int]) -> Any:
         """Compute tokens and return the logits behind the last one, a view."""
-        values = (llama_cpp.llama_token * len(tokens))(*tokens)
-        code = llama_cpp.llama_decode(
-            self.context, llama_cpp.llama_batch_get_one(values, len(tokens))
-        )
+        values = (self.api.llama_token * len(tokens))(*tokens)
+        batch = self.api.llama_batch_get_one(values, len(tokens))
+        code = self.api.llama_decode(self.context, batch)
         assert code == 0, f"llama_decode returned {code}"
-        logits = llama_cpp.llama_get_logits_ith(self.context, -1)
+        logits = self.api.llama_get_logits_ith(self.context, -1)
         return np.ctypeslib.as_array(logits, shape=(self.words,))
 
     def take_turn(self, prompt: list[int]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import threading
 import time
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from operator import itemgetter
@@ -318,8 +318,8 @@ class DerivedWeights:
         if outdated:
             self._seconds = time.perf_counter() - began
             self.computed_now = True
-        if read and read == any_reader().read(weights):
-            read = self._free_weights(parts, weights, read)
+        now = any_reader().read(weights)
+        if read and now == (read := self._with_freed(weights, read, now)):
             hashes = self._hashes(parts, len(weights))
             contents, on_devices = gather_contents(hashes, weights), gather_on_devices(hashes)
             snapshot.current = Current(read, contents, on_devices, values)
@@ -340,8 +340,13 @@ class DerivedWeights:
         values: list[torch.Tensor] = []
         _synchronize(weights)  # a stream may still read values that are overwritten now
         begin_mapping()
-        for part, (_, select) in zip(parts, self._programs, strict=True):
-            values += part.update(select(weights))
+        readers = Counter(a for part in all_parts() for a in {*addresses_of(part)})
+        for part, (program, select) in zip(parts, self._programs, strict=True):
+            own = select(weights)
+            before = any_reader().read(own) if program.drops else b""
+            values += part.update(own)
+            if before and before == any_reader().read(own):
+                self._free_weights(part, own, readers)
         _synchronize(weights)  # another stream may read it next
         return values
 
@@ -366,40 +371,41 @@ class DerivedWeights:
                 result[number] = result[number] or hashes
         return result
 
+    @staticmethod
     def _free_weights(
-        self, parts: "Sequence[Part]", weights: tuple[torch.Tensor, ...], read: bytes
-    ) -> bytes:
-        """Release the storage of weights that programs drop and nothing else reads.
+        part: "Part", weights: tuple[torch.Tensor, ...], readers: Mapping[int, int]
+    ) -> None:
+        """Release the storage of a part's weights if no other results are computed from them.
+
+        It happens before the next part is computed, so memory holds one part's weights twice.
 
         Args:
-            parts: The results of each program.
-            weights: The weights of the graph.
-            read: The facts that were read of the weights.
-
-        Returns:
-            The facts that are read of the weights from now on.
+            part: The results.
+            weights: The weights of the part.
+            readers: The number of parts that read each storage, by its address.
         """
-        if not any(program.drops for program, _ in self._programs):
+        if all(readers[a] == 1 for a in addresses_of(part)):
+            part.free_weights(weights)
+        else:
+            decisions.log.info("plain weights are not freed: another graph derives from them")
+
+    @staticmethod
+    def _with_freed(weights: tuple[torch.Tensor, ...], read: bytes, now: bytes) -> bytes:
+        """Return the facts that were read first, and the present ones of freed weights.
+
+        Args:
+            weights: The weights of the graph.
+            read: Identities, versions and addresses of all weights, before results were computed.
+            now: The same facts, behind it.
+        """
+        if not freed.any_is() or len(read) != len(now):
             return read
-        readers = Counter(a for part in all_parts() for a in {*addresses_of(part)})
-        is_any_freed = False
-        for part, (program, select) in zip(parts, self._programs, strict=True):
-            if not program.drops:
-                continue
-            if all(readers[a] == 1 for a in addresses_of(part)):
-                is_any_freed |= part.free_weights(select(weights))
-            else:
-                decisions.log.info("plain weights are not freed: another graph derives from them")
-        if not is_any_freed:
-            return read
-        before, after = (
-            memoryview(b).cast("q").tolist() for b in (read, any_reader().read(weights))
-        )
+        before, after = (memoryview(facts).cast("q").tolist() for facts in (read, now))
         for n, weight in enumerate(weights):
-            if not freed.is_freed(weight):  # version and address as they were first read
+            if freed.is_freed(weight):
                 for block in (len(weights), 2 * len(weights)):
-                    after[block + n] = before[block + n]
-        return array("q", after).tobytes()
+                    before[block + n] = after[block + n]
+        return array("q", before).tobytes()
 
 
 def refresh(model: torch.nn.Module | None) -> int:
