@@ -11,6 +11,8 @@ from torch import nn
 import ipex_inductor
 from ipex_inductor.errors import ArgumentError, CheckpointError, DeviceError
 from ipex_inductor.llm import load_low_precision_checkpoint, optimize, optimize_transformers
+from ipex_inductor.ops.attention.decode_attention import why_not_supported
+from ipex_inductor.passes.attention import decode_attention
 from ipex_inductor.quantization import (
     WoqWeightDtype,
     get_weight_only_quant_qconfig_mapping,
@@ -18,6 +20,8 @@ from ipex_inductor.quantization import (
     save_gptq,
 )
 from ipex_inductor.quantization.weight_only import WeightOnlyLinear
+from ipex_inductor.reporting import decisions
+from ipex_inductor.target.device import current
 from support.llm_families import FAMILIES, left_padded, prompt
 
 NEW = {"max_new_tokens": 8, "min_new_tokens": 8, "pad_token_id": 0}
@@ -128,8 +132,13 @@ def test_generation_is_compiled_and_gives_the_models_tokens(llama):
     """By backend ipex: fp32, so near-ties alone could change a token."""
     optimized = optimize(llama)
     tokens = prompt(1, 20)
+    decisions.clear()
     assert torch.equal(optimized.generate(tokens, **NEW), llama.generate(tokens, **NEW))
     assert len(optimized.forward.steps) == 2  # the prompt, and a token
+    events = [event for report in decisions.reports() for event in report.events]
+    live = [event.reason for event in events if event.subject == decode_attention.NAME]
+    if not why_not_supported(current("cpu").arch, torch.float32, 16):
+        assert live == ["2 by this package's kernel"]  # of a token, a layer each
     assert not optimized.forward.reasons
     assert "static caches" in str(ipex_inductor.report(optimized).events)
 
