@@ -17,11 +17,12 @@ from ipex_inductor.ops.quant.weight_only_rows import (
 )
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import Table, inline
-from ipex_inductor.passes.fusion.joined import Choose
 from ipex_inductor.reporting.decisions import GraphReport
 
 NAME = "weight-only linear"
 Node = torch.fx.Node
+# As in `passes/fusion/joined.py`: the body of a chosen call, the kind and reason of the decision.
+Choose = Callable[[Node], tuple[Callable[..., Tensor] | None, str, str]]
 
 
 def place_linears(
