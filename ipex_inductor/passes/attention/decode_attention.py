@@ -83,9 +83,9 @@ def find_gathered(node: Any) -> Gathered | None:
 
     `llm.beam_table.gather_rows` writes `states[table, :, arange(positions)].transpose(1, 2)`.
     """
-    index = node.args[0]
     if node.target is not aten.permute.default or [*node.args[1]] != [0, 2, 1, 3]:
         return None
+    index = node.args[0]
     if not isinstance(index, Node) or index.target is not aten.index.Tensor:
         return None
     states, indices = index.args
