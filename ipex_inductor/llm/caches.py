@@ -161,6 +161,7 @@ class PooledCache(cache_utils.StaticCache):  # type: ignore[misc]
         ]
         self.ceiling, self.beams = ceiling, beams
         self.prompt_length = 0
+        self._share_table(None)  # of each layer's own from the first call on, as guards look there
 
     @property
     def attention(self) -> list[PooledLayer]:

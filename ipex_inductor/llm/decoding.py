@@ -97,9 +97,8 @@ def find_mode(model: Any, arguments: Mapping[str, Any]) -> str:
     config = copy.copy(model.generation_config)
     own = arguments.get("generation_config")
     settings = {} if own is None else {k: v for k, v in vars(own).items() if v is not None}
-    for name, value in {**settings, **arguments}.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
+    given = {**settings, **arguments}
+    vars(config).update((name, value) for name, value in given.items() if hasattr(config, name))
     mode: str = config.get_generation_mode().value
     return mode
 

@@ -91,8 +91,7 @@ def replace_quantized(model: nn.Module) -> None:
     dtype = next(p.dtype for p in model.parameters())
     for name, layer in list(model.named_modules()):
         if isinstance(layer, WeightOnlyLinear):
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, _plain_layer(layer, dtype))
+            model.set_submodule(name, _plain_layer(layer, dtype))
 
 
 def _plain_layer(layer: WeightOnlyLinear, dtype: torch.dtype) -> nn.Linear:

@@ -154,7 +154,7 @@ def draw_model(config: Any, dtype: "torch.dtype", device: str) -> Any:
                 _fill(value.view(-1), block, place * 104_729 % BLOCK)
                 value *= old.shape[-1] ** -0.5
             filled[id(old)] = nn.Parameter(value, requires_grad=False)
-        setattr(module, name, filled[id(old)])
+        module.register_parameter(name, filled[id(old)])
     return model.to(device)
 
 
