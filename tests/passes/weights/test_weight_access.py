@@ -12,13 +12,14 @@ from torch import nn
 from ipex_inductor.passes.weights import weight_access, weight_results
 
 X = torch.randn(2, 16)
+CLOSE = {"rtol": 1e-4, "atol": 5e-4}  # sums of fp32 products of hundreds, in another order
 
 
 @pytest.fixture(scope="module")
 def model():
     """A model whose weights are watched, and which stays right."""
     torch._dynamo.reset()
-    model = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 4)).eval()
+    model = nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Linear(256, 64)).eval()
     compiled = torch.compile(model, backend="ipex", options={"strict": True})
 
     def check():
@@ -205,7 +206,7 @@ def test_a_small_weight_in_doubt_costs_no_comparison_of_a_large_one(monkeypatch)
             weight_results, "_holds", lambda s, h: compared.append(h.size) or holds(s, h)
         )
         for _ in range(3):
-            torch.testing.assert_close(compiled(x), model(x))
+            torch.testing.assert_close(compiled(x), model(x), **CLOSE)
         assert set(compared) == {model.scale.nbytes}
         array *= 2
-        torch.testing.assert_close(compiled(x), model(x))
+        torch.testing.assert_close(compiled(x), model(x), **CLOSE)

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,9 @@ class Block(nn.Module):
 
 def chosen() -> int:
     """How many convolutions of the last graph were given to our kernel."""
-    told = [e.reason for e in decisions.reports()[-1].events if "Winograd's way" in e.reason]
-    return int(told[0].split()[0]) if told else 0
+    reasons = " ".join(event.reason for event in decisions.reports()[-1].events)
+    count = re.search(r"(\d+) by this package's Winograd kernel", reasons)
+    return int(count[1]) if count else 0
 
 
 def compiled(model: nn.Module, **options: object):  # type: ignore[no-untyped-def]
@@ -232,7 +234,7 @@ def test_what_is_not_faster_or_cannot_be_is_left_to_onednn() -> None:
         (nn.Conv2d(72, 64, 3, 1, 1), 15),
         (nn.Conv2d(64, 72, 3, 1, 1), 15),
         (nn.Conv2d(max(bounds.channels - 16, 8), 64, 3, 1, 1), 15),
-        (nn.Conv2d(64, max(bounds.made - 16, 8), 3, 1, 1), 15),
+        (nn.Conv2d(64, max(bounds.channels_out - 16, 8), 3, 1, 1), 15),
         (nn.Sequential(nn.Conv2d(64, 64, 3, 1, 1), nn.LeakyReLU(0.1)), 15),
         (nn.Conv2d(64, 64, 3, 1, 1), 2 * math.isqrt(bounds.tiles - 1)),
         (nn.Conv2d(64, 64, 3, 1, 1), 5),
