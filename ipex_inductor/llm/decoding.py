@@ -66,7 +66,7 @@ class Decoding:
         own = [input_ids, logits_processor, stopping_criteria, generation_config]
         self.reason = why_not(model, generation_config, stopping_criteria, model_kwargs)
         if self.reason:
-            log.info("%s decodes by transformers: %s", type(model).__name__, self.reason)
+            log_reason(model, self.reason)
             return type(model)._sample(model, *own, streamer=streamer, **model_kwargs)
         with model._optimize_model_for_decode():
             tokens = Text(input_ids, logits_processor, stopping_criteria, generation_config)
@@ -90,6 +90,11 @@ def why_not_begun(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return f"{mode} is a loop of its own"
     group = torch.distributed.is_available() and torch.distributed.is_initialized()
     return "processes may have to agree on the end" if group else ""
+
+
+def log_reason(model: Any, reason: str) -> None:
+    """Log why a call of `generate` runs in the loops of transformers."""
+    log.info("%s decodes by transformers: %s", type(model).__name__, reason)
 
 
 def find_mode(model: Any, arguments: Mapping[str, Any]) -> str:

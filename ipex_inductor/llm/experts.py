@@ -19,7 +19,7 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Routing:
-    """How experts are picked.
+    """Settings of the choice of experts.
 
     Args:
         topk_group: number of groups that experts are picked from.

@@ -45,7 +45,9 @@ class Generate:
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from ipex_inductor.llm import caches
 
-        if not decoding.why_not_begun(self.model, args, kwargs):
+        if reason := decoding.why_not_begun(self.model, args, kwargs):
+            decoding.log_reason(self.model, reason)
+        else:
             kwargs["custom_generate"] = decoding.Decoding(kwargs)
         with self.forward.pool.lease_scope() as leases:
             result = type(self.model).generate(self.model, *args, **kwargs)

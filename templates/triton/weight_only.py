@@ -36,7 +36,7 @@ MOST_BLOCK = 128  # rows of a tile
 
 @dataclass(frozen=True)
 class Decoding:
-    """How stored bits become elements of a factor.
+    """Conversion of stored bits to elements of a factor.
 
     Args:
         weight_dtype: a key of `ops.quant.weight_only.STORED`.

@@ -1,6 +1,7 @@
 """The loop of `generate`: tokens, streams and random numbers as by transformers."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -132,7 +133,8 @@ OTHER = {
 
 
 @pytest.mark.parametrize("case", OTHER)
-def test_other_loops_are_those_of_transformers(llama, loops, case):
+def test_other_loops_are_those_of_transformers_and_the_log_says_why(llama, loops, caplog, case):
+    caplog.set_level(logging.INFO, "IPEX")
     arguments = dict(OTHER[case])
     if case == "config":
         arguments["generation_config"] = copy.deepcopy(llama.generation_config)
@@ -146,6 +148,7 @@ def test_other_loops_are_those_of_transformers(llama, loops, case):
     else:
         assert loops == []
     assert torch.equal(*results)
+    assert "decodes by transformers" in caplog.text
 
 
 def test_an_error_in_a_step_ends_the_lease(llama):

@@ -52,7 +52,7 @@ MATRICES = ("qweight", "weight_packed", "weight")
 
 @dataclass(frozen=True)
 class Role:
-    """How a layer is cut: along N or K, by heads or by grains, in `parts` that are cut alike."""
+    """Cut of a layer: along N or K, by heads or by grains, in `parts` that are cut alike."""
 
     along_k: bool = False
     by_heads: bool = False

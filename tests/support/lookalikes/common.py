@@ -98,6 +98,7 @@ class LookAlike(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def make_layer(self, config, index):
+        """Return the decoder layer of this number; each family has its own."""
         raise NotImplementedError
 
     def make_mask(self, embeds, attention_mask, cache, positions, **words):
