@@ -38,9 +38,10 @@ class Generate:
             config_settings.log_replaced(self.model.config)
         if not config_settings.is_on(self.model.config, config_settings.LATENCY):
             return self._generate(args, kwargs)
+        named = {**self.__signature__.bind_partial(*args).arguments, **kwargs}
         times = config_settings.TokenTimes()
-        criteria = [*(kwargs.pop("stopping_criteria", None) or ()), times]
-        return self._generate(args, {**kwargs, "stopping_criteria": criteria}), times.seconds
+        named["stopping_criteria"] = [*(named.get("stopping_criteria") or ()), times]
+        return self._generate((), named), times.seconds
 
     def _generate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from ipex_inductor.llm import caches

@@ -27,11 +27,32 @@ def on_huge_pages(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype | Non
     """Return an empty tensor of that shape, on huge pages if it fills half of one."""
     count, dtype = math.prod(shape), dtype or like.dtype
     size = count * dtype.itemsize
-    if like.device.type != "cpu" or size < HUGE // 2 or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if like.device.type != "cpu" or not is_large(size):
         return like.new_empty(shape, dtype=dtype)
     with _lock:
         room, start = _reserve(size)
         return torch.frombuffer(room, dtype=dtype, count=count, offset=start).view(shape)
+
+
+def copy_to_huge_pages(weight: Tensor) -> Tensor:
+    """Return a copy of a weight on huge pages, or the weight itself where they do not help.
+
+    Small weights, those in shared memory or on other devices, and tensors without numbers of their
+    own (fake and traced ones) stay where they are.
+    """
+    is_plain = (
+        type(weight) is Tensor
+        and weight.device.type == "cpu"
+        and not weight.untyped_storage().is_shared()
+    )
+    if not is_plain or not is_large(weight.nbytes):
+        return weight
+    return on_huge_pages(weight, tuple(weight.shape)).copy_(weight)
+
+
+def is_large(size: int) -> bool:
+    """Return whether so many bytes fill half of a huge page, on a system that has some."""
+    return size >= HUGE // 2 and hasattr(mmap, "MADV_HUGEPAGE")
 
 
 def begin_mapping() -> None:

@@ -569,6 +569,15 @@ SHORT Ints dot_unsigned(Ints sums, Block w, Block x) {
   return sums + (Ints)_mm512_madd_epi16(_mm512_maddubs_epi16(w, x), _mm512_set1_epi16(1));
 #endif
 }
+// Nibbles leave room in 16 bits for the sum of both halves: 4 * 15 * 127.
+SHORT Ints dot_nibbles(Ints sums, Block w, Block x, Block next_x) {
+#if WOQ_VNNI == 1
+  return dot_unsigned(dot_unsigned(sums, low_nibbles(w), x), high_nibbles(w), next_x);
+#else
+  const Block low = _mm512_maddubs_epi16(low_nibbles(w), x), high = _mm512_maddubs_epi16(high_nibbles(w), next_x);
+  return sums + (Ints)_mm512_madd_epi16(_mm512_add_epi16(low, high), _mm512_set1_epi16(1));
+#endif
+}
 struct Signed {
 #if WOQ_VNNI == 1
   Block bytes;
@@ -598,6 +607,15 @@ SHORT Ints dot_unsigned(Ints sums, Block w, Block x) {
   return sums + (Ints)_mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1));
 #endif
 }
+// Nibbles leave room in 16 bits for the sum of both halves: 4 * 15 * 127.
+SHORT Ints dot_nibbles(Ints sums, Block w, Block x, Block next_x) {
+#if WOQ_VNNI == 2
+  return dot_unsigned(dot_unsigned(sums, low_nibbles(w), x), high_nibbles(w), next_x);
+#else
+  const Block low = _mm256_maddubs_epi16(low_nibbles(w), x), high = _mm256_maddubs_epi16(high_nibbles(w), next_x);
+  return sums + (Ints)_mm256_madd_epi16(_mm256_add_epi16(low, high), _mm256_set1_epi16(1));
+#endif
+}
 struct Signed {
 #if WOQ_VNNI == 2
   Block bytes;
@@ -613,6 +631,14 @@ struct Signed {
 };
 SHORT Vector pick(const float* from, const int32_t* which) {
   return (Vector)_mm256_permutevar8x32_ps(_mm256_loadu_ps(from), _mm256_loadu_si256((const __m256i*)which));
+}
+#define HALVES_SHARE_GROUPS 1
+// The first number in the lower half, the second in the upper one: cheaper than any other choice.
+SHORT Vector pick_two(const float* from) {
+  double both;
+  std::memcpy(&both, from, sizeof both);
+  const __m256i halves = _mm256_set_epi32(1, 1, 1, 1, 0, 0, 0, 0);
+  return (Vector)_mm256_permutevar_ps(_mm256_castpd_ps(_mm256_set1_pd(both)), halves);
 }
 #else
 struct Block {
@@ -634,6 +660,9 @@ SHORT Block high_nibbles(Block block) {
 SHORT Ints dot_unsigned(Ints sums, const Block& w, const Block& x) {
   for (int64_t i = 0; i < BLOCK; ++i) sums[i / 4] += w.bytes[i] * static_cast<int8_t>(x.bytes[i]);
   return sums;
+}
+SHORT Ints dot_nibbles(Ints sums, const Block& w, const Block& x, const Block& next_x) {
+  return dot_unsigned(dot_unsigned(sums, low_nibbles(w), x), high_nibbles(w), next_x);
 }
 struct Signed {
   Block bytes;
@@ -705,11 +734,10 @@ void multiply_integers(const Task& t) {
     for (int64_t j = 0; j < N; ++j) {
       const Block bytes = load_block(from[j]);
       if constexpr (FORMAT == INT4) {
-        const Block low = low_nibbles(bytes), high = high_nibbles(bytes);
 #pragma GCC unroll 4
         for (int64_t i = 0; i < M; ++i) {
-          sums[j][i] = dot_unsigned(sums[j][i], low, load_block(of_x + i * t.x_line));
-          sums[j][i] = dot_unsigned(sums[j][i], high, load_block(of_x + i * t.x_line + BLOCK));
+          const int8_t* const own = of_x + i * t.x_line;
+          sums[j][i] = dot_nibbles(sums[j][i], bytes, load_block(own), load_block(own + BLOCK));
         }
       } else {
         const Signed w(bytes);
@@ -718,13 +746,20 @@ void multiply_integers(const Task& t) {
       }
     }
   };
+  [[maybe_unused]] const bool is_halved = c.group_size * 2 == DEPTH;
+  const auto factor_of = [&](const float* own, const int32_t* which) __attribute__((always_inline)) {
+    if constexpr (!SPLIT) return all(*own);
+#ifdef HALVES_SHARE_GROUPS
+    if (is_halved) return pick_two(own);
+#endif
+    return pick(own, which);
+  };
   const auto scale = [&](const float* of_group, const int32_t* which) __attribute__((always_inline)) {
 #pragma GCC unroll 4
     for (int64_t j = 0; j < N; ++j)
 #pragma GCC unroll 4
       for (int64_t i = 0; i < M; ++i) {
-        const float* const own = of_group + (j * M + i) * of_scales;
-        const Vector factor = SPLIT ? pick(own, which) : all(*own);
+        const Vector factor = factor_of(of_group + (j * M + i) * of_scales, which);
         totals[j][i] = fused(as_floats(sums[j][i]), factor, totals[j][i]);
       }
   };
@@ -736,7 +771,7 @@ void multiply_integers(const Task& t) {
     if (SPLIT) group = b * DEPTH / c.group_size;
     clear();
     for (; b < end; ++b) {
-      ask_for(rows, b * BLOCK + t.ahead);
+      if (b * BLOCK % LINE == 0) ask_for(rows, b * BLOCK + t.ahead);
       const uint8_t* from[N];
 #pragma GCC unroll 4
       for (int64_t j = 0; j < N; ++j) from[j] = rows[j] + b * BLOCK;

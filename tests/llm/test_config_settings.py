@@ -50,6 +50,19 @@ class TestTokenLatency:
         assert result.shape == (1, 11)
         assert len(seconds) == 2
 
+    @pytest.mark.slow
+    def test_criteria_may_be_given_by_position(self, llama):
+        optimized = optimize(llama)
+        optimized.config.token_latency = True
+
+        def stop(input_ids, scores, **words):
+            return torch.full((1,), input_ids.shape[1] >= 11)
+
+        settings = optimized.generation_config
+        result, seconds = optimized.generate(prompt(1, 9), settings, None, [stop], **NEW)
+        assert result.shape == (1, 11)
+        assert len(seconds) == 2
+
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced_only")

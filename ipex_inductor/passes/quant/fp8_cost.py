@@ -238,7 +238,7 @@ def _drop_records(graph: Graph, left: set[Node]) -> None:
         pairs = [
             (amax, column)
             for amax, column in zip(kwargs[MAXIMA], kwargs[COLUMNS], strict=True)
-            if amax.args[0] not in left
+            if left.isdisjoint(amax.args[:1])  # no arguments: a maximum that came into the graph
         ]
         if len(pairs) == len(kwargs[COLUMNS]):
             continue

@@ -13,6 +13,7 @@ from ipex_inductor.quantization.weight_only.qconfig import QConfigWoq
 from ipex_inductor.quantization.weight_only.rounding import round_to_nearest
 from ipex_inductor.quantization.weight_only.storage import QuantizedWeight, dequantize
 from ipex_inductor.quantization.weight_only.words import read_awq, read_gptq
+from ipex_inductor.runtime.huge_pages import copy_to_huge_pages
 from ipex_inductor.templates.cpu import weight_only as kernels
 
 kernels.register()  # so that eager calls on CPUs run the kernel too
@@ -60,7 +61,7 @@ class WeightOnlyLinear(nn.Module):
         self.in_features, self.out_features = quantized.in_features, quantized.weight.shape[0]
         self.weight_dtype, self.group_size = quantized.weight_dtype, quantized.group_size
         self.compute = compute
-        self.register_buffer("quantized_weight", quantized.weight)
+        self.register_buffer("quantized_weight", copy_to_huge_pages(quantized.weight))
         self.register_buffer("scales", quantized.scales)
         self.register_buffer("zeros", quantized.zeros)
         self.register_buffer("order", quantized.order)
@@ -203,6 +204,7 @@ class WeightOnlyLinear(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "WeightOnlyLinear":
         """Move the weight's tensors as integers, so that casts of floating point pass them by."""
+        device = self.quantized_weight.device
         dtypes = {name: buffer.dtype for name, buffer in self._quantized_buffers()}
         for name, buffer in self._quantized_buffers():
             self._buffers[name] = buffer.view(_INTEGERS[buffer.element_size()])
@@ -211,6 +213,8 @@ class WeightOnlyLinear(nn.Module):
         finally:
             for name, buffer in self._quantized_buffers():
                 self._buffers[name] = buffer.view(dtypes[name])
+        if self.quantized_weight.device != device:
+            self.quantized_weight = copy_to_huge_pages(self.quantized_weight)
         return self
 
     def _quantized_buffers(self) -> list[tuple[str, Tensor]]:

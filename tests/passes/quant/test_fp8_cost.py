@@ -145,6 +145,16 @@ def test_the_reason_is_stated():
     assert all("host needs" in reason and "us in bfloat16" in reason for _, reason in rows)
 
 
+def test_a_maximum_that_came_into_the_graph_is_still_recorded():
+    graph = torch.fx.Graph()
+    state, maximum = graph.placeholder("state"), graph.placeholder("maximum")
+    functional = torch.ops.higher_order.auto_functionalized_v2
+    fields = {fp8_cost.MAXIMA: [maximum], fp8_cost.COLUMNS: [0], fp8_cost.BASES: [state]}
+    record = graph.call_function(functional, (torch.ops.ipex.fp8_record.default,), dict(fields))
+    fp8_cost._drop_records(graph, {state})
+    assert record.kwargs == fields
+
+
 def test_it_can_be_switched_off():
     assert decisions("-fp8 cost") == []
 

@@ -14,6 +14,7 @@ from ipex_inductor.quantization.weight_only.linear import (
     WeightOnlyLinear,
 )
 from ipex_inductor.quantization.weight_only.qconfig import QConfigWoq
+from ipex_inductor.runtime import huge_pages
 from support.packed_weights import pack_awq, pack_gptq
 
 pytestmark = pytest.mark.unit
@@ -201,3 +202,28 @@ def test_packed_tensors_of_other_sizes_are_refused():
     g_idx[0] = 3
     with pytest.raises(QuantizationError, match="columns in each group"):
         WeightOnlyLinear.from_weight(qweight, scales, qzeros, 64, 24, None, None, 16, g_idx)
+
+
+def test_a_large_weight_lies_on_huge_pages():
+    """A token reads all weights once, and small pages cost address translations."""
+    huge_pages.begin_mapping()
+    layer = WeightOnlyLinear.from_linear(nn.Linear(1024, 1024), QConfigWoq(weight_dtype=1))
+    room = huge_pages._last()
+    first, last = range_of(room)
+    assert first <= layer.quantized_weight.data_ptr() < last
+    moved = layer.to("meta").to_empty(device="cpu").quantized_weight
+    assert first <= moved.data_ptr() < last
+    assert moved.untyped_storage().nbytes() == moved.nbytes
+
+
+def test_a_small_or_shared_weight_stays_where_it_is():
+    small = torch.zeros(64, 64, dtype=torch.uint8)
+    assert huge_pages.copy_to_huge_pages(small) is small
+    shared = torch.zeros(1024, 1024, dtype=torch.uint8).share_memory_()
+    assert huge_pages.copy_to_huge_pages(shared) is shared
+
+
+def range_of(room):
+    """The addresses of a mapping."""
+    first = torch.frombuffer(room, dtype=torch.uint8).data_ptr()
+    return first, first + len(room)
