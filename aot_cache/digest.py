@@ -33,6 +33,7 @@ ROOMS = (
     "ipex_inductor.cli.llm",
     "ipex_inductor.cli.prebuild",
     "ipex_inductor.compat",
+    "ipex_inductor.compat.private_memory",
     "ipex_inductor.compiler",
     "ipex_inductor.cpu",
     "ipex_inductor.frontend",

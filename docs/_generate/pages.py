@@ -282,6 +282,7 @@ OWN: Mapping[str, str] = {
     "IPEX_AOT_VERIFY": "`1`: compile in spite of entries, and compare the generated code with them",
     "IPEX_AOT_WRITE_BACK": "`1`: also write compiled entries to the remotes",
     "IPEX_HOME": "folder of all files of this package",
+    "IPEX_PRIVATE_MEMORY": "`0`: read tensors by torch's public calls only, which is slower",
     "IPEX_RECORD": "folder in which the inputs of compiled models are recorded, for `prebuild --from-log`",
 }
 

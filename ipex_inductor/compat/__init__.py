@@ -3,11 +3,6 @@
 Each file covers one part of torch. No other file reads torch's version.
 """
 
-from ipex_inductor.compat.accessors import attribute_definition as attribute_definition
-from ipex_inductor.compat.accessors import export_definitions as export_definitions
-from ipex_inductor.compat.accessors import method_definition as method_definition
-from ipex_inductor.compat.accessors import open_storage as open_storage
-from ipex_inductor.compat.accessors import tensor_data as tensor_data
 from ipex_inductor.compat.aot_autograd import backward_at_once as backward_at_once
 from ipex_inductor.compat.aot_autograd import backward_too as backward_too
 from ipex_inductor.compat.aot_autograd import is_own_input as is_own_input
@@ -79,6 +74,8 @@ from ipex_inductor.compat.packages import compile_ahead as compile_ahead
 from ipex_inductor.compat.packages import export_model as export_model
 from ipex_inductor.compat.packages import package_runner as package_runner
 from ipex_inductor.compat.packages import why_not_ahead as why_not_ahead
+from ipex_inductor.compat.private_memory import open_storage as open_storage
+from ipex_inductor.compat.private_memory import tensor_data as tensor_data
 from ipex_inductor.compat.quantized import NATIVE_ATTENTION as NATIVE_ATTENTION
 from ipex_inductor.compat.quantized import FunctionsUnseen as FunctionsUnseen
 from ipex_inductor.compat.quantized import one_as_any_size as one_as_any_size

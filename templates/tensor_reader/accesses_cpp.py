@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ipex_inductor import compat
 from ipex_inductor.aot_cache.key import pairs
+from ipex_inductor.compat import private_memory
 from ipex_inductor.templates.build.cpp import NotBuiltError, load
 from ipex_inductor.templates.tensor_reader.look_cpp import address_of
 
@@ -40,9 +40,14 @@ def note_accesses(
         value: after an assignment to `Tensor.data`; gets the value.
         watched: the storages that are of interest.
     """
+    if reason := private_memory.why_not():
+        raise NotBuiltError(reason)
     methods = {"numpy": array, "untyped_storage": storage}
-    definitions = [compat.method_definition(name) for name in methods]
-    exports, attribute = compat.export_definitions(), compat.attribute_definition("data")
+    definitions = [private_memory.method_definition(name) for name in methods]
+    exports, attribute = (
+        private_memory.export_definitions(),
+        private_memory.attribute_definition("data"),
+    )
     if not exports or not all((*definitions, *exports, attribute)):
         raise NotBuiltError("torch's accessors are not defined as expected")
     built = library()

@@ -15,8 +15,8 @@ import torch
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.templates.build.cpp import NotBuiltError, load
-from ipex_inductor.templates.tensor_reader.fields import place_of_impl
+from ipex_inductor.compat import private_memory
+from ipex_inductor.templates.build.cpp import NotBuiltError, load, require_found
 
 TODO = "Load it again (load_state_dict(..., assign=True)) or leave out option drop_plain_weights."
 WORDS = (
@@ -82,9 +82,9 @@ def _holders_of_one() -> int:
     return _holders(torch.nn.Parameter(torch.zeros(8, device="cpu")))
 
 
-@functools.cache
 def _place() -> int:
-    return place_of_impl()
+    """Return the byte offset of the TensorImpl's address in a weight's Python object."""
+    return require_found(private_memory.layout()).impl
 
 
 @functools.cache

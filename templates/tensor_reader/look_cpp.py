@@ -15,17 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.templates.build.cpp import NotBuiltError, load
+from ipex_inductor.compat import private_memory
+from ipex_inductor.templates.build.cpp import NotBuiltError, load, require_found
 from ipex_inductor.templates.build.cuda import raise_launch
-from ipex_inductor.templates.tensor_reader import fields
 
-GRADIENT = "_ZNK3c1010TensorImpl4gradEv"  # c10::TensorImpl::grad() const
 # torch::autograd::impl::bump_version(const at::Tensor&)
 BUMP = "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"
 # `Torch` of look.cpp, in order: torch's stable C interface, and other exports, verified before use.
 ASKED = (
     *("aoti_torch_get_data_ptr", "aoti_torch_get_layout"),
-    *("aoti_torch_assign_tensors", GRADIENT),
+    *("aoti_torch_assign_tensors", private_memory.GRADIENT),
 )
 GRAD = sys.intern("grad")
 _CELLS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double)
@@ -51,8 +50,7 @@ class Reader:
     """The library of look.cpp. Raises `NotBuiltError`."""
 
     def __init__(self) -> None:
-        if not getattr(sys, "_is_gil_enabled", lambda: True)():
-            raise NotBuiltError("this Python has no lock that keeps dicts as they are")
+        layout = require_found(private_memory.layout())
         source = Path(__file__).with_name("look.cpp").read_text
         library = load(source, pairs({"template": "look"}), portable=True)
         try:
@@ -64,18 +62,9 @@ class Reader:
             raise NotBuiltError(f"torch's C interface is not to be had: {error}") from error
         self._torch = array("q", (*functions, address_of(getattr(torch_library, BUMP, 0))))
         objects = map(id, (None, Tensor, nn.Parameter, GRAD))
-        key_places = (
-            fields.place_of_impl(),
-            *fields.negative_key(),
-            fields.python_object(torch_library),
-        )
-        offsets = (
-            *key_places,
-            _find_undefined_gradient(torch_library),
-            fields.dtype(),
-            fields.dimensions(),
-        )
-        self._words = array("q", (*objects, strided, *offsets))
+        offsets = layout.impl, layout.keys, layout.negative, layout.python_object
+        fields = layout.undefined_gradient, layout.dtype, layout.dimensions
+        self._words = array("q", (*objects, strided, *offsets, *fields))
         self._places = [table.buffer_info()[0] for table in (self._torch, self._words)]
         pointer, py_object = ctypes.c_void_p, ctypes.py_object
         prototype = ctypes.PYFUNCTYPE(ctypes.c_int32, pointer, pointer, *[py_object] * 6)
@@ -192,30 +181,6 @@ class Reader:
     def become(self, cells: "array[int]", wide: bool, value: float) -> None:
         """Write a number to each address, as fp64 if `wide`, else fp32."""
         self._become(*cells.buffer_info(), wide, value)
-
-
-@torch.inference_mode(False)
-def _find_undefined_gradient(torch_library: ctypes.CDLL) -> int:
-    """Return the TensorImpl of a missing gradient. Raises `NotBuiltError`."""
-    ask = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(address_of(torch_library[GRADIENT]))
-    plain, trained, empty = (torch.empty(n, device="cpu") for n in range(3))
-    tensors = [plain, trained.requires_grad_(), nn.Parameter(empty)]
-    grads = [torch.empty_like(tensor) for tensor in tensors[1:]]
-
-    def read_gradients() -> list[int | None]:
-        return [ctypes.c_void_p.from_address(ask(t._cdata)).value for t in tensors]
-
-    before = read_gradients()
-    for tensor, grad in zip(tensors[1:], grads, strict=True):
-        tensor.grad = grad
-    during = read_gradients()
-    for tensor in tensors[1:]:
-        tensor.grad = None
-    undefined, defined = before[0], [grad._cdata for grad in grads]
-    is_expected = {*before, *read_gradients()} == {undefined} and during == [undefined, *defined]
-    if is_expected and undefined:
-        return undefined
-    raise NotBuiltError("a TensorImpl does not tell its gradient as it did")
 
 
 @torch.inference_mode(False)

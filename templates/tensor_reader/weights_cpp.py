@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -14,9 +13,9 @@ import torch
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache.key import pairs
-from ipex_inductor.templates.build.cpp import NotBuiltError, load
-from ipex_inductor.templates.tensor_reader import fields
-from ipex_inductor.templates.tensor_reader.fields import WORD
+from ipex_inductor.compat import private_memory
+from ipex_inductor.compat.private_memory import WORD
+from ipex_inductor.templates.build.cpp import NotBuiltError, load, require_found
 from ipex_inductor.templates.tensor_reader.look_cpp import address_of
 from ipex_inductor.templates.tensor_reader.write_watch import WatchedPages
 
@@ -171,12 +170,10 @@ def reader() -> Reader | None:
 
 
 def _reader() -> Reader:
-    if not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise NotBuiltError("this Python has no lock that keeps objects as they are")
+    offsets = _places()  # kept alive by the functions that hold it
     source = Path(__file__).with_name("weights.cpp").read_text
     library = load(source, pairs({"template": "weights"}), portable=True)
     pointer, thing, number = ctypes.c_void_p, ctypes.py_object, ctypes.c_int64
-    offsets = _places()  # kept alive by the functions that hold it
     read = ctypes.PYFUNCTYPE(thing, pointer, thing)  # holds Python's lock
     changed = ctypes.PYFUNCTYPE(number, pointer, pointer, number, thing, thing, pointer)
     hashed = ctypes.CFUNCTYPE(None, pointer, number, ctypes.c_char_p)
@@ -205,13 +202,12 @@ class _Places(ctypes.Structure):
 
 
 def _places() -> _Places:
-    version, number = fields.version()
-    storage, offset, data = fields.storage()
-    dtype = fields.dtype()
-    impl_offsets = (WORD * impl_word for impl_word in (version, storage, offset, dtype))
-    sizes = (ctypes.c_int8 * 256)(*fields.sizes(dtype))
-    other_offsets = (number, WORD * data, WORD * fields.deleter(storage))
-    return _Places(fields.place_of_impl(), *impl_offsets, *other_offsets, sizes)
+    layout = require_found(private_memory.layout())
+    impl_words = layout.version, layout.storage, layout.offset, layout.dtype
+    impl_offsets = (WORD * word for word in impl_words)
+    other_offsets = layout.count, WORD * layout.data, WORD * layout.deleter
+    sizes = (ctypes.c_int8 * 256)(*layout.item_sizes)
+    return _Places(layout.impl, *impl_offsets, *other_offsets, sizes)
 
 
 def _check(built: Reader) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from ipex_inductor.compat.private_memory import WORD
 from ipex_inductor.templates.build import cuda
-from ipex_inductor.templates.tensor_reader.fields import WORD
 from ipex_inductor.templates.tensor_reader.look_cpp import Reader
 from support.optim.gpu_step_inputs import TURN
 

@@ -10,14 +10,15 @@ from torch import nn
 from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch.optim import SGD, AdamW
 
+from ipex_inductor.compat import private_memory
 from ipex_inductor.errors import DeviceError
 from ipex_inductor.optim import fuse_step, kernels, state_fingerprint
 from ipex_inductor.optim import plan_replay as again
 from ipex_inductor.optim.launching import launch_groups_cpu
-from ipex_inductor.templates.tensor_reader import fields, look_cpp
+from ipex_inductor.templates.tensor_reader import look_cpp
 from ipex_inductor.templates.tensor_reader.step_counters import Cells
 
-WORD = fields.WORD
+WORD = private_memory.WORD
 
 
 class Mine(torch.Tensor):
@@ -99,10 +100,12 @@ def backward(params):
 def object_of(param):
     """That of its gradient; 0 as long as Python has none."""
     theirs = ctypes.CDLL(torch._C.__file__)
-    grad = theirs[look_cpp.GRADIENT]
+    grad = theirs[private_memory.GRADIENT]
     grad.restype, grad.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
     impl = ctypes.c_void_p.from_address(grad(param._cdata)).value
-    return ctypes.c_void_p.from_address(impl + WORD * fields.python_object(theirs)).value or 0
+    return (
+        ctypes.c_void_p.from_address(impl + WORD * private_memory.layout().python_object).value or 0
+    )
 
 
 @pytest.mark.parametrize("cpp", [True, False], ids=["C++", "torch's call"])

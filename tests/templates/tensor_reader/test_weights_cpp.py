@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from ipex_inductor.compat.private_memory import fields
 from ipex_inductor.passes.weights import derived, program, weight_reader, weight_results
 from ipex_inductor.templates.build.cpp import NotBuiltError
-from ipex_inductor.templates.tensor_reader import fields, weights_cpp
+from ipex_inductor.templates.tensor_reader import weights_cpp
 from ipex_inductor.templates.tensor_reader.weights_cpp import FACTS, SAME, Contents
 from support.helpers import Mlp
 
@@ -241,13 +242,6 @@ def test_where_it_cannot_be_built_python_reads(monkeypatch):
     assert made.of(mine)[7].item() == 10.0
 
 
-def test_a_torch_that_has_its_fields_elsewhere_is_read_by_python(monkeypatch):
-    monkeypatch.setattr(fields, "_word", lambda tensor, place: 0)
-    weights_cpp.reader.cache_clear()
-    assert weights_cpp.reader() is None
-    weights_cpp.reader.cache_clear()
-
-
 @pytest.mark.parametrize("dtype", fields.KINDS, ids=str)
 def test_where_a_view_of_any_kind_begins_is_told(dtype):
     base = torch.zeros(7, dtype=dtype)
@@ -259,9 +253,9 @@ def test_where_a_view_of_any_kind_begins_is_told(dtype):
 
 @pytest.mark.parametrize("inference", [False, True], ids=["training", "inference mode"])
 def test_fields_are_found_whatever_the_mode(inference):
-    found = fields.version(), fields.storage()
+    found = fields.find_layout()
     with torch.inference_mode(inference), torch.device("meta"):
-        assert (fields.version(), fields.storage()) == found
+        assert fields.find_layout() == found
 
 
 def test_what_has_no_storage_has_no_state():

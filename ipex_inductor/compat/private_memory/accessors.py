@@ -4,12 +4,13 @@ The layouts are those of CPython's `descrobject.h`, `methodobject.h` and `cpytho
 """
 
 import ctypes
-import sys
 from dataclasses import dataclass
 from types import BuiltinFunctionType
 from typing import Any
 
 import torch
+
+from ipex_inductor.compat.private_memory.switch import why_not
 
 WORD = ctypes.sizeof(ctypes.c_void_p)
 HEAD = object.__basicsize__  # bytes of each object's header
@@ -83,7 +84,7 @@ def _definition(place: int | None, name: str, flags: tuple[int, ...]) -> Definit
 def _place(descriptor: Any) -> int | None:
     """Return the address of the definition of a descriptor: behind its class and two names."""
     kinds = type(torch._C.TensorBase.numpy), type(vars(torch._C.TensorBase)["data"])
-    if not _is_usual() or type(descriptor) not in kinds:
+    if why_not() or type(descriptor) not in kinds:
         return None
     kind, name = _word(descriptor, 0), _word(descriptor, 1)
     if (kind, name) != (id(descriptor.__objclass__), id(descriptor.__name__)):
@@ -93,15 +94,9 @@ def _place(descriptor: Any) -> int | None:
 
 def _place_of_function(function: Any) -> int | None:
     """Return the address of the definition of a module's function: before the module."""
-    if not _is_usual() or not isinstance(function, BuiltinFunctionType):
+    if why_not() or not isinstance(function, BuiltinFunctionType):
         return None
     return _word(function, 0) if _word(function, 1) == id(function.__self__) else None
-
-
-def _is_usual() -> bool:
-    """Return whether this is a CPython whose lock keeps definitions as they are."""
-    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return sys.implementation.name == "cpython" and bool(locked)
 
 
 def _word(thing: Any, number: int) -> int:
