@@ -19,7 +19,6 @@ from ipex_inductor.compat.private_memory.accessors import open_storage as open_s
 from ipex_inductor.compat.private_memory.accessors import tensor_data as tensor_data
 from ipex_inductor.compat.private_memory.fields import GRADIENT as GRADIENT
 from ipex_inductor.compat.private_memory.fields import Layout as Layout
-from ipex_inductor.compat.private_memory.switch import VARIABLE as VARIABLE
 from ipex_inductor.compat.private_memory.switch import why_not as why_not
 
 

@@ -6,8 +6,6 @@ import sys
 
 from ipex_inductor.errors import OptionError
 
-VARIABLE = "IPEX_PRIVATE_MEMORY"
-
 
 @functools.cache
 def why_not() -> str:
@@ -16,11 +14,11 @@ def why_not() -> str:
     Raises:
         OptionError: if the variable is neither 0 nor 1.
     """
-    value = os.environ.get(VARIABLE) or "1"
+    value = os.environ.get("IPEX_PRIVATE_MEMORY") or "1"
     if value not in ("0", "1"):
-        raise OptionError(f"{VARIABLE} to be 0 or 1", repr(value), "Unset or fix it.")
+        raise OptionError("IPEX_PRIVATE_MEMORY to be 0 or 1", repr(value), "Unset or fix it.")
     if value == "0":
-        return f"{VARIABLE} is 0"
+        return "IPEX_PRIVATE_MEMORY is 0"
     if sys.implementation.name != "cpython":
         return f"the layout of objects is CPython's, and this Python is {sys.implementation.name}"
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
