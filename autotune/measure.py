@@ -216,7 +216,7 @@ def race(
         if done + 1 == ends[-1]:
             until = min(deadline, time.monotonic() + LONGEST)
         if done + 1 >= ends[-1]:
-            running = _open(running)
+            running = _find_undecided(running)
 
 
 def timings(runners: Sequence[Runner]) -> list[Timing]:
@@ -229,7 +229,7 @@ def timings(runners: Sequence[Runner]) -> list[Timing]:
     most = max(len(r.blocks) for r in runners)
     stayed = [r for r in runners if len(r.blocks) == most]
     place = statistics.median(map(_of_place, stayed))
-    return [_timing(runner, stayed, place) for runner in runners]
+    return [_summarize_times(runner, stayed, place) for runner in runners]
 
 
 def noise_of(blocks: Sequence[Sequence[float]], place: float) -> float:
@@ -292,7 +292,7 @@ def _fast(running: Sequence[Runner]) -> list[Runner]:
     return [r for i, r in enumerate(ordered) if i < half or r.p50() <= near]
 
 
-def _open(running: Sequence[Runner]) -> list[Runner]:
+def _find_undecided(running: Sequence[Runner]) -> list[Runner]:
     """Return the fastest and the runners that may tie with it; none once all are decided."""
     fastest = min(running, key=Runner.p50, default=None)
     undecided = [r for r in running if fastest and r is not fastest and not _is_decided(fastest, r)]
@@ -314,7 +314,7 @@ def _is_decided(fastest: Runner, rival: Runner) -> bool:
     return abs(math.log(rival.p50() / fastest.p50()) - edge) > SURE * error
 
 
-def _timing(runner: Runner, stayed: Sequence[Runner], place: float) -> Timing:
+def _summarize_times(runner: Runner, stayed: Sequence[Runner], place: float) -> Timing:
     """Return the timing of a runner, its times scaled by the drift of the runners that stayed."""
     count = len(runner.blocks)
     drift = statistics.median(r.p50() / r.p50(count) for r in stayed)

@@ -157,7 +157,7 @@ def select_by_stand_in(
     return selections
 
 
-def neighboring(
+def select_by_neighbors(
     offered: Mapping[bytes, Collection[Choice]], database: Path | None
 ) -> dict[bytes, Selection]:
     """Return the selections of our convolutions and linear layers by neighbors in a table.

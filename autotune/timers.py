@@ -61,7 +61,7 @@ class EventClock:
             for inputs in calls:
                 run(inputs)
 
-        return _resting(lambda: self._between(body) / len(calls))
+        return _add_rest(lambda: self._time_between_events(body) / len(calls))
 
     def _warm(self, run: Run, buffers: Sequence[Sequence[Tensor]]) -> None:
         """Run each set of inputs once and wait for the device."""
@@ -76,9 +76,9 @@ class EventClock:
             for inputs in buffers:
                 run(inputs)
 
-        return max(1, math.ceil(GPU_SAMPLE / self._between(body)))
+        return max(1, math.ceil(GPU_SAMPLE / self._time_between_events(body)))
 
-    def _between(self, body: Any) -> float:
+    def _time_between_events(self, body: Any) -> float:
         """Return the device's microseconds between events around `body`."""
         start, end = (self._device.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -109,7 +109,7 @@ class GraphClock(EventClock):
         graph.replay()
         self._device.synchronize()
         # The graph holds only addresses, so this closure keeps `buffers` alive.
-        return _resting(lambda: self._between(graph.replay) / (repeat * len(buffers)))
+        return _add_rest(lambda: self._time_between_events(graph.replay) / (repeat * len(buffers)))
 
 
 def clock_of(device: torch.device) -> Clock:
@@ -155,7 +155,7 @@ def _junk(device: torch.device, seed: int) -> list[int]:
     return random.Random(seed).choices(range(LEAST_JUNK, most + 1), k=3)
 
 
-def _resting(round: Round) -> Round:
+def _add_rest(round: Round) -> Round:
     """Return a round followed by an equal pause: GEMMs without pauses would lower the clock.
 
     On an H200 by a tenth within a tenth of a second, and not equally for two kernels.

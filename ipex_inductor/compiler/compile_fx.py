@@ -10,6 +10,7 @@ import torch
 from ipex_inductor import compat
 from ipex_inductor.compiler import graph_cache
 from ipex_inductor.compiler import inner_compile as inner
+from ipex_inductor.compiler.compile_context import CompileContext
 from ipex_inductor.compiler.request import Request
 from ipex_inductor.reporting import decisions
 
@@ -71,45 +72,27 @@ def compile_request(
 
     _register(request)
     request = _replace_fused_sgd(request, graph_report)
-    from ipex_inductor.passes.correctness.output_strides import OutputStrides
-    from ipex_inductor.passes.joint import JointPass
     from ipex_inductor.passes.weights.output_code import PrologueCode
 
-    packaged = join is not None
-    patches = _patches(request, selected, folder, packaged)
-    prologue = _has_prologue(request, graph_report)
-    strides = OutputStrides(
-        graph_report, compat.as_pass_list(_setting(patches, "joint_custom_post_pass"))
+    context = CompileContext(
+        config=request.config,
+        selected=selected,
+        graph_report=graph_report,
+        folder=folder,
+        may_time=request.may_time,
+        prologue=_has_prologue(request, graph_report),
+        captures=request.may_capture and join is None,
+        compiler=compile_inner or compat.compile_inner,
+        join=join or PrologueCode,
     )
-    level = folder.level if folder else None
-    why_not = _why_not_quantized(packaged, level)
-    joint = JointPass(
-        request.identity(selected, level),
-        _pass_settings(request, selected, patches, prologue, why_not, wrapped=packaged),
-        graph_report,
-        compat.as_pass_list(_setting(patches, "joint_custom_pre_pass")),
-        strides,
-    )
-    patches |= {"joint_custom_pre_pass": joint, "joint_custom_post_pass": strides}
-    captures = request.may_capture and not packaged
-    inner_compile = functools.partial(
-        inner.compile_graph,
-        prologue,
-        captures,
-        request.config,
-        selected,
-        request.may_time,
-        graph_report,
-        folder,
-        compile_inner or compat.compile_inner,
-        join or PrologueCode,
-    )
+    patches = _patches(request, context)
+    patches |= _passes(request, context, patches)
     # AOTAutogradCache saves this backend's code whole; see passes/weights/output_code.py.
-    with functorch_config.patch(bundled_autograd_cache=prologue or captures):
+    with functorch_config.patch(bundled_autograd_cache=context.prologue or context.captures):
         return compile_fx(
             request.gm,
             request.example_inputs,
-            inner_compile=inner_compile,
+            inner_compile=functools.partial(inner.compile_graph, context),
             config_patches=patches,
             decompositions=_decompositions(request, patches),
         )
@@ -145,21 +128,16 @@ def _register(request: Request) -> None:
     compat.name_system()
 
 
-def _patches(
-    request: Request,
-    selected: "Mapping[bytes, Selection]",
-    folder: graph_cache.Folder | None,
-    packaged: bool,
-) -> dict[str, Any]:
-    """Return Inductor's options for this graph, without the joint-graph passes."""
+def _patches(request: Request, context: CompileContext) -> dict[str, Any]:
+    """Return Inductor's options for this graph, without the passes over the joint graph."""
     patches = dict(request.options)
-    if folder:
+    if context.folder:
         patches = graph_cache.NO_HEADERS | patches
-    if _has_template(selected):
+    if _has_template(context.selected):
         patches = LISTS_TEMPLATES | patches
-    if packaged:
+    if context.is_packaged:
         patches["freezing"] = False  # the weights of a package are its inputs in any case
-    level = folder.level if folder else None
+    level = context.level
     if level or not any(place.type == "cpu" for place in request.places):
         patches |= compat.any_host(request.gm)
     if level:
@@ -167,6 +145,22 @@ def _patches(
         fixed_threads = request.option("cpp.threads") > 0
         patches |= {"cpp.march": level.march} if fixed_threads else level.options
     return patches
+
+
+def _passes(
+    request: Request, context: CompileContext, patches: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the passes over the joint graph, this backend's and the user's, as options."""
+    from ipex_inductor.passes.correctness.output_strides import OutputStrides
+    from ipex_inductor.passes.joint import JointPass
+
+    users_pre = compat.as_pass_list(_setting(patches, "joint_custom_pre_pass"))
+    users_post = compat.as_pass_list(_setting(patches, "joint_custom_post_pass"))
+    strides = OutputStrides(context.graph_report, users_post)
+    identity = request.identity(context.selected, context.level)
+    settings = _pass_settings(request, context, patches)
+    joint = JointPass(identity, settings, context.graph_report, users_pre, strides)
+    return {"joint_custom_pre_pass": joint, "joint_custom_post_pass": strides}
 
 
 def _setting(patches: Mapping[str, Any], name: str) -> Any:
@@ -181,22 +175,14 @@ def _has_prologue(request: Request, graph_report: decisions.GraphReport) -> bool
 
 
 def _pass_settings(
-    request: Request,
-    selected: "Mapping[bytes, Selection]",
-    patches: Mapping[str, Any],
-    prologue: bool,
-    why_not_quantized: "Mapping[str, WhyNot]",
-    wrapped: bool,
+    request: Request, context: CompileContext, patches: Mapping[str, Any]
 ) -> "PassSettings":
     """Return the settings of the passes over the joint graph.
 
     Args:
         request: graph and options.
-        selected: selected kernels, by encoded problem.
+        context: what all graphs of the request share.
         patches: Inductor's options of this graph.
-        prologue: True if weight preprocessing is split off.
-        why_not_quantized: why quantized kernels of a device are not available, by their kind.
-        wrapped: True if Inductor's C++ wrapper is made later.
     """
     from ipex_inductor.lowerings.select.library import Chooser
     from ipex_inductor.passes.pass_context import PassSettings
@@ -206,15 +192,15 @@ def _pass_settings(
     config = request.config
     low_precision = DTYPES if config.sycl == "cpu" else upcast.dtypes(config.rules_off)
     # A library's fused convolutions cannot be called from C++.
-    in_cpp = wrapped or _setting(patches, "cpp_wrapper")
+    in_cpp = context.is_packaged or _setting(patches, "cpp_wrapper")
     no_calls = "cpp_wrapper: Inductor's own is used" if in_cpp else ""
     return PassSettings(
-        config.rules_off,
-        request.training,
-        Chooser(selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
-        low_precision if prologue else frozenset(),
-        why_not_quantized,
-        config.shared_packing,
+        rules_off=config.rules_off,
+        training=request.training,
+        choose=Chooser(context.selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
+        dtypes=low_precision if context.prologue else frozenset(),
+        why_not_quantized=_why_not_quantized(context.is_packaged, context.level),
+        shared_packing=config.shared_packing,
     )
 
 

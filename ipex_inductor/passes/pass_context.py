@@ -11,7 +11,7 @@ from ipex_inductor import compat
 from ipex_inductor.passes.engine.whole_ops import Table, reduced_table
 from ipex_inductor.passes.fusion import library
 from ipex_inductor.passes.fusion.joined import Choose
-from ipex_inductor.passes.weights.prologue import weight_inputs, with_derived
+from ipex_inductor.passes.weights.weight_nodes import weight_inputs, with_derived
 from ipex_inductor.reporting.decisions import GraphReport
 
 ANY_RULE = "*"  # in `rules_off`: all rules are off
@@ -48,7 +48,7 @@ class PassSettings:
 
     rules_off: frozenset[str] = frozenset()
     training: bool = False
-    choose: Choose = library.nothing
+    choose: Choose = library.choose_nothing
     dtypes: frozenset[torch.dtype] = frozenset()
     why_not_quantized: Mapping[str, WhyNot] = field(default_factory=NOT_CALLED.copy)
     shared_packing: bool = False

@@ -17,9 +17,9 @@ import torch
 from ipex_inductor import compat
 from ipex_inductor.autotune import space
 from ipex_inductor.autotune.record import Choice, Problem, encode
+from ipex_inductor.lowerings.problem.node_problem import problem_of
 from ipex_inductor.lowerings.problem.settings import settings_of
 from ipex_inductor.lowerings.problem.spaces import TRITON_PARAMETERS
-from ipex_inductor.lowerings.problem.workload import problem_of
 from ipex_inductor.target import device as target
 
 aten = torch.ops.aten

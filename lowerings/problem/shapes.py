@@ -18,8 +18,9 @@ import msgspec
 
 from ipex_inductor.autotune.record import Constant, Operand, Problem
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.lowerings.problem.node_problem import by_one_layout
 from ipex_inductor.lowerings.problem.settings import relevant_settings
-from ipex_inductor.lowerings.problem.workload import by_one_layout, check
+from ipex_inductor.lowerings.problem.workload import check
 
 _OPERAND = re.compile(r"(\d+(?:x\d+)*)(?::([TL]))?")
 _FORM = "OP DTYPE SHAPE... [NAME=VALUE...] [-> EPILOGUE], or a problem as JSON"

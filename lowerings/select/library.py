@@ -15,7 +15,7 @@ from ipex_inductor.autotune.select import (
     Selection,
     lookup,
     nearest,
-    neighboring,
+    select_by_neighbors,
     select_by_stand_in,
 )
 from ipex_inductor.lowerings.common.calls import Call
@@ -28,8 +28,8 @@ from ipex_inductor.lowerings.conv import (
 )
 from ipex_inductor.lowerings.gemm import glu, linear
 from ipex_inductor.lowerings.problem import selector_hook
+from ipex_inductor.lowerings.problem.node_problem import problem_of
 from ipex_inductor.lowerings.problem.settings import settings_of
-from ipex_inductor.lowerings.problem.workload import problem_of
 from ipex_inductor.lowerings.quant import int8_scaled, weight_only_rows
 from ipex_inductor.lowerings.select import sycl_model
 from ipex_inductor.ops.quant import weight_only_rows as weight_only_ops
@@ -119,7 +119,7 @@ class Chooser:
         selection = self._selected.get(key)
         if selection is None and problem.arch in self._tables:
             candidate_choices = {key: choices}
-            fallbacks = (nearest, select_by_stand_in, neighboring)
+            fallbacks = (nearest, select_by_stand_in, select_by_neighbors)
             selections = lookup({key}, None) or next(
                 filter(
                     None,

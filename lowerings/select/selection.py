@@ -29,8 +29,8 @@ from ipex_inductor.autotune.select import (
     guesser,
     lookup,
     nearest,
-    neighboring,
     select_by_model,
+    select_by_neighbors,
     select_by_stand_in,
     table_of,
 )
@@ -105,7 +105,7 @@ def settle(
         _store_offers(graph, offers)
         selections = lookup(offers, policy.database)
     if policy.guesses:
-        for find_selections in (nearest, select_by_stand_in, neighboring):
+        for find_selections in (nearest, select_by_stand_in, select_by_neighbors):
             unselected = {
                 key: offer.choices for key, offer in offers.items() if key not in selections
             }

@@ -484,7 +484,7 @@ def test_a_round_of_a_gpu_is_followed_by_a_rest(monkeypatch):
 
     monkeypatch.setattr(timers.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(timers.time, "sleep", rests.append)
-    assert timers._resting(round)() == 7.0
+    assert timers._add_rest(round)() == 7.0
     assert rests == [3.0]
 
 

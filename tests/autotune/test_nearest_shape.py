@@ -61,7 +61,7 @@ def asked(problem, folder=None):
     found = [select.lookup(offered, folder), select.nearest(offered, folder)]
     assert not any(found), found
     assert not select.select_by_stand_in(offered, folder)
-    return select.neighboring(offered, folder).get(encode(problem))
+    return select.select_by_neighbors(offered, folder).get(encode(problem))
 
 
 # Of ConvNeXt-Tiny, EfficientNet-B3 and a ResNet of more channels, at sizes of images of their own.

@@ -101,7 +101,7 @@ def _has_few_rows(x: Tensor) -> bool:
     return all(isinstance(n, int) for n in sizes) and math.prod(sizes) <= FEW_ROWS
 
 
-def nothing(node: Node) -> tuple[None, str, str]:
+def choose_nothing(node: Node) -> tuple[None, str, str]:
     """Choose no call: the `Choose` of a graph without library calls."""
     return None, "missed", "no call of a library is looked for here"
 

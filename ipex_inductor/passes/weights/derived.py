@@ -87,8 +87,8 @@ class DerivedWeights:
     def __init__(self, programs: Sequence[Program], captured: bool) -> None:
         self._numbers = numbers = sorted({i for program in programs for i in program.inputs})
         self._ends = (numbers[0], numbers[-1]) if numbers else ()
-        self._weights = taking(numbers)
-        self._programs = [(p, taking([numbers.index(i) for i in p.inputs])) for p in programs]
+        self._weights = make_getter(numbers)
+        self._programs = [(p, make_getter([numbers.index(i) for i in p.inputs])) for p in programs]
         all_known = all(program.is_known for program in programs)
         self._unanalysed = compat.skip_op_analysis if all_known else contextlib.nullcontext
         self._captured = captured
@@ -433,7 +433,7 @@ def derived_memory() -> int:
     return sum(storages.values()) + sum(v.nbytes for v in values if storage_of(v) is None)
 
 
-def taking(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+def make_getter(numbers: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Return a function that returns the values with these numbers."""
     if len(numbers) < 2:
         return lambda values: tuple([values[number] for number in numbers])

@@ -9,7 +9,7 @@ from typing import Any
 from torch._inductor.output_code import OutputCode
 
 from ipex_inductor import compat
-from ipex_inductor.passes.weights.derived import DerivedWeights, taking
+from ipex_inductor.passes.weights.derived import DerivedWeights, make_getter
 from ipex_inductor.passes.weights.program import Program
 from ipex_inductor.passes.weights.weight_snapshot import Check
 from ipex_inductor.reporting import decisions
@@ -36,7 +36,7 @@ class PrologueCode(OutputCode):
     def __post_init__(self) -> None:
         """Start without derived weights."""
         self._derived = DerivedWeights(self.programs, self.captured)
-        self._read = taking(self.reads)
+        self._read = make_getter(self.reads)
 
     def __call__(self, inputs: Any) -> Any:
         """Run the graph; a boxed call, which empties `inputs` as Inductor's own graphs do.

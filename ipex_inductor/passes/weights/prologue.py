@@ -3,19 +3,16 @@
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
 
-from ipex_inductor import compat
 from ipex_inductor.passes.weights import upcast
 from ipex_inductor.passes.weights.blocked import in_blocks
 from ipex_inductor.passes.weights.cached_primitives import with_kept_primitive
 from ipex_inductor.passes.weights.packing import (
-    ARRANGED,
     PACKERS,
     READERS,
     Product,
@@ -25,27 +22,27 @@ from ipex_inductor.passes.weights.packing import (
     pack_weights,
 )
 from ipex_inductor.passes.weights.program import Program, record
-from ipex_inductor.passes.weights.pure import is_pure, is_repeatable
+from ipex_inductor.passes.weights.pure import is_repeatable
 from ipex_inductor.passes.weights.sycl import DTYPES, WhyNot, take
+from ipex_inductor.passes.weights.weight_nodes import (
+    SMALL,
+    count_bytes,
+    drop_unread,
+    find_ancestors,
+    is_static,
+    is_worth_hoisting,
+    join_dependent,
+    weight_inputs,
+    weight_only,
+    with_derived,
+)
 from ipex_inductor.passes.weights.winograd import by_tiles
 from ipex_inductor.reporting.decisions import GraphReport
 
 Node = torch.fx.Node
 
-CASTS = (torch.ops.prims.convert_element_type.default, torch.ops.aten._to_copy.default)
 # Returns why kernels are unavailable, or None; None in its place disables them.
 WhyUnavailable = Callable[[], str | None] | None
-# Their results are read in any case, and are not opaque.
-ARRANGERS = (
-    torch.ops.ipex.sycl_packed.default,
-    torch.ops.ipex.int8_weight.default,
-    torch.ops.ipex.weight_only_factors.default,
-)
-SCALE_OPS = (torch.ops.ipex.int8_factors.default, torch.ops.ipex.int8_scales.default)
-GROUPED = torch.ops.ipex.conv_grouped.default
-# Calls that nothing is fused into: their inputs are materialized.
-CALLS = frozenset({torch.ops.ipex.conv.default, torch.ops.ipex.linear.default, *ARRANGED})
-SMALL = 1 << 20  # bytes; a tensor up to this size stays in cache, so it may grow
 
 
 @dataclass(frozen=True)
@@ -66,7 +63,7 @@ class Split:
     def without_unread(self) -> "Split":
         """Return the split without graph inputs for weights that only programs read."""
         placeholders, static = self.gm.graph.find_nodes(op="placeholder"), {*self.static_input_idxs}
-        unread = {n for n in static if not placeholders[n].users and _is_static(placeholders[n])}
+        unread = {n for n in static if not placeholders[n].users and is_static(placeholders[n])}
         for n in unread:
             self.gm.graph.erase_node(placeholders[n])
         self.gm.recompile()
@@ -94,28 +91,11 @@ class _Budget:
         return fits
 
 
-def split(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    static_input_idxs: Sequence[int],
-    report: GraphReport,
-    limit: int = -1,
-    sycl: WhyNot | None = None,
-    why_not_blocked: WhyUnavailable = None,
-    why_not_kept: WhyUnavailable = None,
-    narrow: frozenset[torch.dtype] = frozenset(),
-    drops: bool = False,
-    why_plain: WhyPlain | None = None,
-    in_python: bool = False,
-) -> Split | None:
-    """Pack and hoist the weight-only work of `gm` (changed in place); None when there is none.
+@dataclass(frozen=True)
+class SplitSettings:
+    """The kernels and the memory that weight preprocessing may use.
 
-    Args:
-        gm: The inference graph.
-        example_inputs: Its fake inputs.
-        static_input_idxs: The inputs that are parameters or buffers. Without any, our ops are only
-            unfused again.
-        report: Gets the decisions.
+    Attributes:
         limit: The most bytes that results may take, negative for no bound.
         sycl: Returns why a SYCL kernel is not used; where it has no reason, SYCL kernels come
             first.
@@ -129,46 +109,51 @@ def split(
             `decision_transformer` of benchmarks/zoo.py), so products that `why_plain` has a reason
             for stay plain.
     """
+
+    limit: int = -1
+    sycl: WhyNot | None = None
+    why_not_blocked: WhyUnavailable = None
+    why_not_kept: WhyUnavailable = None
+    narrow: frozenset[torch.dtype] = frozenset()
+    drops: bool = False
+    why_plain: WhyPlain | None = None
+    in_python: bool = False
+
+
+def split(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    static_input_idxs: Sequence[int],
+    report: GraphReport,
+    settings: SplitSettings | None = None,
+) -> Split | None:
+    """Pack and hoist the weight-only work of `gm` (changed in place); None when there is none.
+
+    Args:
+        gm: The inference graph.
+        example_inputs: Its fake inputs.
+        static_input_idxs: The inputs that are parameters or buffers. Without any, our ops are only
+            unfused again.
+        report: Gets the decisions.
+        settings: Kernels and memory that may be used; without, oneDNN's packed weights only.
+    """
+    settings = settings or SplitSettings()
     placeholders = gm.graph.find_nodes(op="placeholder")
     weights = weight_inputs(gm.graph, static_input_idxs)
-    if sycl is not None:
-        with also_in(DTYPES):
-            take(gm.graph, with_derived(gm.graph, weights), report, sycl)
-    budget = _Budget(limit if limit >= 0 else math.inf)
-    stays = why_plain if in_python else None
-    arrange = functools.partial(_arrange, why_not_blocked, why_not_kept, stays, budget)
-    with also_in(narrow):
-        fit_to_kernels(gm.graph, with_derived(gm.graph, weights), report, why_plain)
-        if weights and narrow:
-            weight_nodes = with_derived(gm.graph, weights)
-            upcast.widen(gm.graph, weight_nodes, narrow, report, why_not_blocked)
-        packable = _packed_sizes(gm.graph, with_derived(gm.graph, weights))
-        if limit < 0:
-            packable = _without_quantized(packable, weights, report)
-        chosen = {n for n, size in packable.items() if budget.take(size)}
-        pack_weights(gm.graph, chosen, report, arrange, why_plain)
-    for inner in gm.modules():  # bodies of higher-order ops, whose inputs have no graph numbers
-        if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
-            pack_weights(inner.graph, (), report)
-            inner.recompile()
-    derived = weight_only(gm.graph, weights)
-    worth = [n for n in derived if _worth_hoisting(n, derived)]
-    outputs = [n for n in worth if n.target in PACKERS or budget.take(_bytes(n.meta["val"]))]
-    outputs = _read_by_the_rest(gm.graph, outputs)
+    budget = _Budget(settings.limit if settings.limit >= 0 else math.inf)
+    _arrange_weights(gm, weights, budget, report, settings)
+    outputs, parts = _choose_outputs(gm.graph, weights, budget)
     if budget.refused:
-        reason = f"{budget.refused} tensors are beyond weight_prologue_bytes={limit}"
+        reason = f"{budget.refused} tensors are beyond weight_prologue_bytes={settings.limit}"
         report.add("missed", "weight preprocessing", f"{reason}: left in the graph")
     if not outputs:
         gm.recompile()
         return None
-    needed = _ancestors(outputs, derived)
-    parts = _independent(n for n in derived if n in needed)
-    outputs = [n for part in parts for n in part if n in outputs]
     programs = tuple(_program(part, outputs, weights) for part in parts)
     report.add("hoisted", "weight preprocessing", _summary(outputs, programs))
     _replace_by_inputs(gm.graph, placeholders[-1], outputs)
     gm.recompile()
-    if drops:
+    if settings.drops:
         programs = _mark_drops(programs, weights, report)
     count = len(placeholders)
     return Split(
@@ -181,49 +166,67 @@ def split(
     )
 
 
-def _arrange(
-    in_blocks_not: WhyUnavailable,
-    kept_not: WhyUnavailable,
-    stays: WhyPlain | None,
+def _arrange_weights(
+    gm: torch.fx.GraphModule,
+    weights: dict[Node, int],
     budget: _Budget,
-    product: Product,
-) -> Product | None:
+    report: GraphReport,
+    settings: SplitSettings,
+) -> None:
+    """Rewrite products on weights for the kernels that read them packed, within the budget."""
+    if settings.sycl is not None:
+        with also_in(DTYPES):
+            take(gm.graph, with_derived(gm.graph, weights), report, settings.sycl)
+    narrow, why_plain = settings.narrow, settings.why_plain
+    arrange = functools.partial(_arrange, settings, budget)
+    with also_in(narrow):
+        fit_to_kernels(gm.graph, with_derived(gm.graph, weights), report, why_plain)
+        if weights and narrow:
+            weight_nodes = with_derived(gm.graph, weights)
+            upcast.widen(gm.graph, weight_nodes, narrow, report, settings.why_not_blocked)
+        packable = _packed_sizes(gm.graph, with_derived(gm.graph, weights))
+        if settings.limit < 0:
+            packable = _without_quantized(packable, weights, report)
+        chosen = {n for n, size in packable.items() if budget.take(size)}
+        pack_weights(gm.graph, chosen, report, arrange, why_plain)
+    for inner in gm.modules():  # bodies of higher-order ops, whose inputs have no graph numbers
+        if isinstance(inner, torch.fx.GraphModule) and inner is not gm:
+            pack_weights(inner.graph, (), report)
+            inner.recompile()
+
+
+def _choose_outputs(
+    graph: torch.fx.Graph, weights: dict[Node, int], budget: _Budget
+) -> tuple[list[Node], list[list[Node]]]:
+    """Return the nodes to compute ahead, and the work for them in independent parts."""
+    derived = weight_only(graph, weights)
+    worth = [n for n in derived if is_worth_hoisting(n, derived)]
+    outputs = [n for n in worth if n.target in PACKERS or budget.take(count_bytes(n.meta["val"]))]
+    outputs = drop_unread(graph, outputs)
+    needed = find_ancestors(outputs, derived)
+    parts = join_dependent(n for n in derived if n in needed)
+    return [n for part in parts for n in part if n in outputs], parts
+
+
+def _arrange(settings: SplitSettings, budget: _Budget, product: Product) -> Product | None:
     """Return the product by a kernel of ours or a cached primitive, where that is faster, or None.
 
     Args:
-        in_blocks_not: Returns why weights in blocks are not available; None disables them.
-        kept_not: Returns why cached primitives are not available; None disables them.
-        stays: Returns why a product stays on its plain weight.
+        settings: Says which kernels are available, and which products stay on plain weights.
         budget: Gives the bytes by which the weight grows.
         product: The product on oneDNN's packed weight.
     """
-    if stays and stays(product):
+    if settings.in_python and settings.why_plain and settings.why_plain(product):
         return None
-    if in_blocks_not and (candidate := in_blocks(product) or by_tiles(product)):
+    why_not_blocked, why_not_kept = settings.why_not_blocked, settings.why_not_kept
+    if why_not_blocked and (candidate := in_blocks(product) or by_tiles(product)):
         value = product.weight.meta["val"]
-        more = math.prod(candidate.shape) * (candidate.dtype or value.dtype).itemsize - _bytes(
-            value
-        )
-        if more <= budget.remaining and in_blocks_not() is None:
+        size = math.prod(candidate.shape) * (candidate.dtype or value.dtype).itemsize
+        more = size - count_bytes(value)
+        if more <= budget.remaining and why_not_blocked() is None:
             budget.take(more)
             return candidate
-    return with_kept_primitive(product, kept_not) if kept_not else None
-
-
-def weight_inputs(graph: torch.fx.Graph, numbers: Iterable[int]) -> dict[Node, int]:
-    """Return the inputs with these numbers that can be hoisted and whose changes can be seen.
-
-    Left out are inputs that the graph writes, parts of a tensor subclass (a DTensor's shard), whose
-    version stands still when the subclass is written, and inputs of a higher-order op's body.
-    """
-    placeholders = graph.find_nodes(op="placeholder")
-    written = written_inputs(graph)
-    inputs = {placeholders[i]: i for i in numbers if i < len(placeholders)}
-    return {
-        node: i
-        for node, i in inputs.items()
-        if node not in written and compat.is_own_input(node) and _is_strided(node.meta.get("val"))
-    }
+    return with_kept_primitive(product, why_not_kept) if why_not_kept else None
 
 
 def _packed_sizes(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, int]:
@@ -231,8 +234,8 @@ def _packed_sizes(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node,
     sizes: dict[Node, int] = {}
     for node in graph.nodes:
         product = READERS[node.target](node) if node.target in READERS else None
-        if product is not None and product.weight in weights and _is_static(product.weight):
-            size = _bytes(product.weight.meta["val"])
+        if product is not None and product.weight in weights and is_static(product.weight):
+            size = count_bytes(product.weight.meta["val"])
             sizes[product.weight] = sizes.get(product.weight, 0) + size
     return sizes
 
@@ -251,7 +254,7 @@ def _without_quantized(
         values = [source.meta["val"] for source in sources]
         if not any(value.element_size() == 1 and value.numel() > SMALL for value in values):
             continue
-        if size > sum(map(_bytes, values)):
+        if size > sum(map(count_bytes, values)):
             grown += size
             del remaining[node]
     if grown:
@@ -278,124 +281,6 @@ def _sources(node: Node, weights: Container[Node]) -> set[Node]:
     return sources
 
 
-def written_inputs(graph: torch.fx.Graph) -> set[Node]:
-    """Return the inputs that some node writes to, or may write to (higher-order ops)."""
-    written: set[Node] = set()
-    for node in graph.nodes:
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            written.update(node.all_input_nodes)
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        for value, argument in zip(node.args, node.target._schema.arguments, strict=False):
-            if argument.alias_info and argument.alias_info.is_write and isinstance(value, Node):
-                written.add(value)
-    return written
-
-
-def weight_only(graph: torch.fx.Graph, weights: Container[Node]) -> dict[Node, None]:
-    """Return the pure nodes that depend on weights and constants alone, in graph order."""
-    derived: dict[Node, None] = {}
-    for node in graph.nodes:
-        inputs = node.all_input_nodes
-        if not inputs and not _is_scale(node):
-            continue
-        if is_pure(node) and all(n in weights or n in derived for n in inputs):
-            derived[node] = None
-    return derived
-
-
-def _is_scale(node: Node) -> bool:
-    """Return whether a node is a constant that only ops on scales of quantized weights read."""
-    is_constant = node.target is torch.ops.aten.full.default
-    return is_constant and all(user.target in SCALE_OPS for user in node.users)
-
-
-def with_derived(graph: torch.fx.Graph, weights: dict[Node, int]) -> dict[Node, int | None]:
-    """Return weights and the pure nodes that depend on them and constants alone."""
-    return {**weights, **weight_only(graph, weights)}
-
-
-def _worth_hoisting(node: Node, derived: dict[Node, None]) -> bool:
-    """Return whether to compute `node` ahead: the graph's rest reads it, and it has a cost.
-
-    A view or a widening cast is free where it stands. A large tensor that is larger than its
-    sources costs more to read than to compute, except for the blocks of a grouped convolution,
-    which are read in any case. A tensor that the caller gets may be written by the caller.
-    """
-    if node.target in PACKERS or node.target in ARRANGERS:
-        return True
-    if all(user in derived for user in node.users) or _leaves_the_graph(node):
-        return False
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not _is_static(node):
-        return False
-    links = _ancestors([node], derived)
-    sources = {n for link in links for n in link.all_input_nodes if n not in derived}
-    grows = _bytes(value) > sum(_bytes(n.meta["val"]) for n in sources)
-    if all(_is_view(n) or (grows and n.target in CASTS) for n in links):
-        return node.target in CASTS and any(n.target in CALLS for n in node.users)
-    return not grows or _bytes(value) <= SMALL or any(n.target is GROUPED for n in node.users)
-
-
-def _read_by_the_rest(graph: torch.fx.Graph, outputs: Sequence[Node]) -> list[Node]:
-    """Return the outputs that are read by something that is not computed ahead itself.
-
-    A packed weight has no such reader where its product is on weights too: the graph would take a
-    tensor that it does not use.
-    """
-    cut, reached = {*outputs}, set[Node]()
-    pending = [node for node in graph.nodes if node.op == "output" or node.is_impure()]
-    while pending:
-        fresh = {*pending.pop().all_input_nodes} - reached
-        reached |= fresh
-        pending.extend(fresh - cut)
-    return [node for node in outputs if node in reached]
-
-
-def _leaves_the_graph(node: Node) -> bool:
-    """Return whether the caller gets `node` or a view of it, and could write it."""
-    return any(
-        user.op == "output" or (_is_view(user) and _leaves_the_graph(user)) for user in node.users
-    )
-
-
-def _is_strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def _is_static(node: Node) -> bool:
-    return all(isinstance(size, int) for size in node.meta["val"].shape)
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-
-
-def _bytes(value: torch.Tensor) -> int:
-    return value.numel() * value.element_size()
-
-
-def _ancestors(nodes: Sequence[Node], within: dict[Node, None]) -> set[Node]:
-    ancestors: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in ancestors:
-            ancestors.add(node)
-            pending.extend(n for n in node.all_input_nodes if n in within)
-    return ancestors
-
-
-def _independent(nodes: Iterable[Node]) -> list[list[Node]]:
-    """Return `nodes`, which come in graph order, in parts between which no value passes."""
-    parts: dict[Node, list[Node]] = {}
-    for node in nodes:
-        joined = {id(parts[n]): parts[n] for n in node.all_input_nodes if n in parts}
-        part = [*chain.from_iterable(joined.values()), node]
-        parts.update(dict.fromkeys(part, part))
-    return list({id(part): part for part in parts.values()}.values())
-
-
 def _program(part: list[Node], outputs: Sequence[Node], weights: dict[Node, int]) -> Program:
     used = {n: weights[n] for node in part for n in node.all_input_nodes if n in weights}
     return record(used, part, [n for n in part if n in outputs])
@@ -410,7 +295,7 @@ def _mark_drops(
     alone = {i for i in unread if readers[i] == 1}
     marked = tuple(replace(p, drops=alone.issuperset(p.inputs)) for p in programs)
     dropped = {i for program in marked if program.drops for i in program.inputs}
-    size = sum(_bytes(n.meta["val"]) for n, i in weights.items() if i in dropped) / 2**20
+    size = sum(count_bytes(n.meta["val"]) for n, i in weights.items() if i in dropped) / 2**20
     if dropped:
         message = f"{len(dropped)}, {size:.1f} MiB, are freed if nothing else has them"
         report.add("hoisted", "plain weights", message)
@@ -418,7 +303,7 @@ def _mark_drops(
 
 
 def _summary(outputs: Sequence[Node], programs: Sequence[Program]) -> str:
-    size = sum(_bytes(n.meta["val"]) for n in outputs) / 2**20
+    size = sum(count_bytes(n.meta["val"]) for n in outputs) / 2**20
     weights = {i for program in programs for i in program.inputs}
     return f"{len(outputs)} tensors, {size:.1f} MiB, of {len(weights)} weights"
 

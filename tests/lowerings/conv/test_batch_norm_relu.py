@@ -18,7 +18,8 @@ from ipex_inductor.autotune import batches, nearest_shape
 from ipex_inductor.autotune.space import why_unknown
 from ipex_inductor.lowerings.conv import batch_norm_relu as lowering
 from ipex_inductor.lowerings.problem import shapes
-from ipex_inductor.lowerings.problem.workload import inputs_of, operands_by_name, problem_of
+from ipex_inductor.lowerings.problem.node_problem import problem_of
+from ipex_inductor.lowerings.problem.workload import inputs_of, operands_by_name
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops.common import epilogue
@@ -27,7 +28,7 @@ from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.fusion.batch_norm_relu import NAME, place
 from ipex_inductor.passes.joint import RULE_NAMES, WHOLE, JointPass
 from ipex_inductor.passes.pass_context import PassSettings
-from ipex_inductor.passes.weights.prologue import weight_only
+from ipex_inductor.passes.weights.weight_nodes import weight_only
 from ipex_inductor.prebuild import described as described_gpu
 from ipex_inductor.reporting.decisions import GraphReport
 from ipex_inductor.target.device import find_target

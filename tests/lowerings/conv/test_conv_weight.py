@@ -23,7 +23,8 @@ from ipex_inductor.autotune.record import Record, encode
 from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused
 from ipex_inductor.lowerings.problem import selector_hook, shapes
-from ipex_inductor.lowerings.problem.workload import inputs_of, problem_of
+from ipex_inductor.lowerings.problem.node_problem import problem_of
+from ipex_inductor.lowerings.problem.workload import inputs_of
 from ipex_inductor.lowerings.select import library, peaks
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.ops.conv.small_channel import runs

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import problem_of
+from ipex_inductor.lowerings.problem.node_problem import problem_of
 from ipex_inductor.lowerings.select import library
 from support.meta_device import H200, placed, targets
 

@@ -8,12 +8,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ipex_inductor.autotune.ranges import points
 from ipex_inductor.autotune.record import Symbol, decode_problem, encode
 from ipex_inductor.lowerings.problem import shapes
+from ipex_inductor.lowerings.problem.node_problem import _record_sizes, problem_of
 from ipex_inductor.lowerings.problem.workload import (
-    _record_sizes,
     function_of,
     inputs_of,
     operands_by_name,
-    problem_of,
     to_float64,
 )
 from ipex_inductor.lowerings.tune import tuner

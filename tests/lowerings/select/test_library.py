@@ -26,9 +26,10 @@ from ipex_inductor.autotune.select import Selection
 from ipex_inductor.autotune.space import why_refused, why_unknown
 from ipex_inductor.autotune.table import file_name
 from ipex_inductor.lowerings.problem import selector_hook, shapes
+from ipex_inductor.lowerings.problem.node_problem import problem_of
 from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
 from ipex_inductor.lowerings.problem.settings import settings_of
-from ipex_inductor.lowerings.problem.workload import inputs_of, problem_of
+from ipex_inductor.lowerings.problem.workload import inputs_of
 from ipex_inductor.lowerings.select import competing_templates, library
 from ipex_inductor.lowerings.tune import tuner
 from ipex_inductor.passes.engine.whole_ops import WHOLE, reduced_table

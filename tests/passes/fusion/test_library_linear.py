@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ipex_inductor.lowerings.problem import selector_hook
-from ipex_inductor.lowerings.problem.workload import problem_of
+from ipex_inductor.lowerings.problem.node_problem import problem_of
 from ipex_inductor.lowerings.select import library
 from ipex_inductor.passes.fusion import library as passes_library
 from ipex_inductor.templates.triton import skinny

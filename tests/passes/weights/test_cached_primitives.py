@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipex_inductor import compat
 from ipex_inductor.compiler import graph_cache, inner_compile, request
 from ipex_inductor.lowerings.conv import cached_primitives as lowering
 from ipex_inductor.ops.common.epilogue import UNARY
@@ -611,7 +610,7 @@ def test_sizes_that_vary_are_left_to_torch(op_by_op):
 def test_neither_packages_nor_code_for_other_cpus_calls_them():
     assert lowering.why_not() is None
     report = decisions.open_report()
-    _, by_kept = inner_compile._why_not_ours(compat.compile_inner, True, report)
+    _, by_kept = inner_compile._why_not_ours(True, report)
     assert by_kept() == "packages and code for other CPUs cannot call them"
     assert [e.subject for e in report.events] == ["kept primitives"]
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import derived_memory
 from ipex_inductor.ops.conv.grouped import Blocks
-from ipex_inductor.passes.weights import program, prologue, weight_snapshot
+from ipex_inductor.passes.weights import program, weight_nodes, weight_snapshot
 from ipex_inductor.reporting import decisions
 from support.helpers import Mlp
 
@@ -194,10 +194,10 @@ def test_blocks_of_a_grouped_convolution_may_grow(ours):
 
     gm = make_fx(fn)(torch.randn(1, shape[0], 1, 1), torch.randn(shape))
     _, weight = gm.graph.find_nodes(op="placeholder")
-    derived = prologue.weight_only(gm.graph, {weight})
+    derived = weight_nodes.weight_only(gm.graph, {weight})
     made = [*derived][-1]
-    assert prologue._bytes(made.meta["val"]) > prologue.SMALL
-    assert prologue._worth_hoisting(made, derived) is ours
+    assert weight_nodes.count_bytes(made.meta["val"]) > weight_nodes.SMALL
+    assert weight_nodes.is_worth_hoisting(made, derived) is ours
 
 
 @torch.no_grad()
