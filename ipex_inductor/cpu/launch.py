@@ -220,16 +220,16 @@ def layout(
     if asked.latency_mode:
         count, size = 0, min(LATENCY, len(pool))
     if not asked.skip_cross_node_cores or (count and size):
-        return _shared(pool, count, size)
+        return _share_cores(pool, count, size)
     instances_per_node = -(
         -count // len(groups)
     )  # instances of a node, where their number is given
-    return [part for group in groups for part in _shared(group, instances_per_node, size)][
+    return [part for group in groups for part in _share_cores(group, instances_per_node, size)][
         : count or None
     ]
 
 
-def _shared(pool: Sequence[Core], count: int, size: int) -> list[list[Core]]:
+def _share_cores(pool: Sequence[Core], count: int, size: int) -> list[list[Core]]:
     """Return `count` runs of `size` cores; 0 stands for as many as fit.
 
     If both are 0, there is one instance with all cores.
@@ -296,7 +296,9 @@ def _settings(
     elif options.memory_allocator == "auto":
         variables |= GLIBC
     if options.omp_runtime == "intel":
-        preload.append(_find_library("intel", ("libiomp5.so",)) or _missing("intel", "libiomp5.so"))
+        preload.append(
+            _find_library("intel", ("libiomp5.so",)) or _raise_missing("intel", "libiomp5.so")
+        )
         variables |= INTEL_OPENMP
     for name in [
         name for name in variables if environment.get(name, variables[name]) != variables[name]
@@ -313,7 +315,9 @@ def _allocator(choice: str, notes: "_Notes") -> str | None:
     if choice == "default":
         return None
     if choice != "auto":
-        return _find_library(choice, ALLOCATORS[choice]) or _missing(choice, ALLOCATORS[choice][0])
+        return _find_library(choice, ALLOCATORS[choice]) or _raise_missing(
+            choice, ALLOCATORS[choice][0]
+        )
     for name, patterns in ALLOCATORS.items():
         if library := _find_library(name, patterns):
             return library
@@ -332,7 +336,7 @@ def _find_library(name: str, patterns: Sequence[str]) -> str | None:
     return next(map(str, files), None)
 
 
-def _missing(name: str, file: str) -> NoReturn:
+def _raise_missing(name: str, file: str) -> NoReturn:
     raise OptionError(f"{name} ({file})", "no such library", f"Install it: {PACKAGES[name]}.")
 
 

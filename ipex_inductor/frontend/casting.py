@@ -139,7 +139,7 @@ def cast(model: nn.Module, dtype: torch.dtype, notes: Notes) -> None:
         notes.record_rejected(KNOB, NOTHING.format(dtype))
     dtypes = cast_for_inference(model, params, dtype)
     announce(model, dtypes)
-    for name, module in _owning(model, dtypes):
+    for name, module in _iter_owners(model, dtypes):
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # cuDNN needs the weights contiguous
         notes.record_applied(KNOB, f"to {dtype}", name)
@@ -156,7 +156,7 @@ def announce(model: nn.Module, dtypes: Mapping[nn.Parameter, torch.dtype]) -> No
     """Make the modules of torch.nn that own these parameters keep their dtypes without autocast."""
     if dtypes and _explain not in model._forward_hooks.values():
         model.register_forward_hook(_explain, always_call=True)
-    for _, module in _owning(model, dtypes):
+    for _, module in _iter_owners(model, dtypes):
         has_hook = any(map(is_own_hook, module._forward_pre_hooks.values()))
         calls = _is_torchs(type(module)) and not isinstance(module, nn.ParameterList)
         if calls and not has_hook:
@@ -195,17 +195,17 @@ def _narrow(module: nn.Module, args: Any, kwargs: Any, *, owned: str) -> Any:
     weight = getattr(module, owned)
     if torch.is_autocast_enabled(weight.device.type):
         return None
-    return _to(weight.dtype, (args, kwargs))
+    return _cast_floats(weight.dtype, (args, kwargs))
 
 
 def _widen(module: nn.Module, args: Any, result: Any, *, owned: str) -> Any:
     """Cast results to the dtype that the module had, or was moved to since, without autocast."""
     if torch.is_autocast_enabled(getattr(module, owned).device.type):
         return None
-    return _to(getattr(module, PUBLIC).dtype, result)
+    return _cast_floats(getattr(module, PUBLIC).dtype, result)
 
 
-def _to(dtype: torch.dtype, values: Any) -> Any:
+def _cast_floats(dtype: torch.dtype, values: Any) -> Any:
     def convert(value: torch.Tensor) -> torch.Tensor:
         return value.to(dtype) if value.is_floating_point() else value
 
@@ -235,7 +235,9 @@ def _is_recomputed(module: nn.Module) -> bool:
     return any(isinstance(hook, RECOMPUTING) for hook in module._forward_pre_hooks.values())
 
 
-def _owning(model: nn.Module, params: Iterable[nn.Parameter]) -> Iterator[tuple[str, nn.Module]]:
+def _iter_owners(
+    model: nn.Module, params: Iterable[nn.Parameter]
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules, with their names, that directly own one of `params`."""
     chosen = set(params)
     for name, module in model.named_modules():

@@ -3,7 +3,7 @@
 from torch import nn
 
 from ipex_inductor.frontend.flow import has_hooks
-from ipex_inductor.frontend.folding import put
+from ipex_inductor.frontend.folding import replace_module
 from ipex_inductor.frontend.notes import Notes
 
 KNOB = "replace_dropout_with_identity"
@@ -25,5 +25,5 @@ def replace_dropout(model: nn.Module, notes: Notes) -> None:
         else:
             identity = nn.Identity().eval()
             identity.p = module.p  # code of users' reads it
-            put(model, module, identity)
+            replace_module(model, module, identity)
             notes.record_applied(KNOB, where=name)

@@ -50,7 +50,7 @@ def is_watched(module: nn.Module) -> bool:
 
 def fold_batch_norms(model: nn.Module, flow: Flow, knobs: Knobs, notes: Notes) -> None:
     """Fold every batch norm that `flow` proves foldable; note the reason for all others."""
-    shared, held = _shared(model), weights_of(model)
+    shared, held = _find_shared(model), weights_of(model)
     modules = dict(model.named_modules())
     for name, norm in modules.items():
         if type(norm) not in NORMS:
@@ -69,14 +69,14 @@ def fold_batch_norms(model: nn.Module, flow: Flow, knobs: Knobs, notes: Notes) -
             notes.record_rejected(knob, f"{reason}; {GRAPH}", where)
             continue
         _fold(layer, norm, held)
-        put(model, norm, nn.Identity().eval())
+        replace_module(model, norm, nn.Identity().eval())
         notes.record_applied(knob, where=where)
         hooks = model._load_state_dict_pre_hooks.values()
         if not any(getattr(hook, "hook", None) is _refuse_unfolded for hook in hooks):
             model.register_load_state_dict_pre_hook(_refuse_unfolded)  # type: ignore[no-untyped-call]
 
 
-def put(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+def replace_module(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Replace `old` by `new` at each of its places in `model`."""
     for parent in model.modules():
         for name, child in list(parent._modules.items()):
@@ -208,7 +208,7 @@ def _round_like(exact: Tensor, like: nn.Parameter, held: Held) -> nn.Parameter:
     return nn.Parameter(value.copy_(exact), requires_grad=like.requires_grad)
 
 
-def _shared(model: nn.Module) -> set[int]:
+def _find_shared(model: nn.Module) -> set[int]:
     """Return the ids of tensors that several modules have, and of all other attribute values."""
     modules = list(model.modules())
     direct_tensors = (chain(m.parameters(recurse=False), m.buffers(recurse=False)) for m in modules)

@@ -199,7 +199,7 @@ class Text:
         self._unfinished = self._unfinished & ~self._criteria(self.ids, None)
         return tokens, self._unfinished.max() == 0
 
-    def cut(self, length: int) -> Tensor:
+    def take_tokens(self, length: int) -> Tensor:
         """Return the first `length` tokens, and undo the drawing of all others."""
         if self._draws is not None:
             self._draws.rewind(length)
@@ -266,15 +266,15 @@ class Ends:
             tokens = tokens if self._streamer is None else _copy_to_host(tokens)
             event.record()
         self._flags.append(Flag(length, is_over, tokens, event))
-        self._read(self._lag)
+        self._read_flags(self._lag)
 
     def finish(self) -> None:
         """Read all steps."""
-        self._read(0)
+        self._read_flags(0)
         if self._streamer is not None:
             self._streamer.end()
 
-    def _read(self, left: int) -> None:
+    def _read_flags(self, left: int) -> None:
         while len(self._flags) > left and self.length is None:
             flag = self._flags.popleft()
             if flag.event is not None:
@@ -331,7 +331,7 @@ def run(model: Any, text: Text, config: Any, streamer: Any, model_kwargs: dict[s
             step = Step(model, text.ids, model_kwargs)
         output = step(tokens)
     ends.finish()
-    return text.cut(ends.length or text.length)
+    return text.take_tokens(ends.length or text.length)
 
 
 def generation_utils() -> Any:

@@ -158,7 +158,7 @@ class CompiledForward:
                 cache.trim(live)
                 return self._call_eagerly("it has too many graphs already", (), arguments)
             cache.trim(live + first + length)
-            logits.append(piece.cut(output.logits, arguments))
+            logits.append(piece.select_logits(output.logits, arguments))
         if output is not None:
             output.logits = logits[-1] if len(logits) == 1 else torch.cat(logits, 1)
         return output
@@ -238,12 +238,12 @@ class Chunk:
 
         As many as a power of two, so few graphs differ by it alone.
         """
-        kept = self._kept(keep)
+        kept = self._count_kept_tokens(keep)
         count = min(rows, 1 << (kept - 1).bit_length())
         index = torch.arange(self.length - kept, self.length - kept + count, device=device)
         return index.clamp_(max=self.length - 1)
 
-    def _kept(self, keep: int) -> int:
+    def _count_kept_tokens(self, keep: int) -> int:
         """Return the number of tokens of this chunk whose logits are kept, at least one."""
         if keep == 0:
             return self.length
@@ -273,13 +273,13 @@ class Chunk:
         index = torch.arange(rows, device=value.device).clamp_(max=self.length - 1)
         return value.index_select(dim, index + self.first)
 
-    def cut(self, logits: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    def select_logits(self, logits: Tensor, arguments: Mapping[str, Any]) -> Tensor:
         """Return the logits that an unpadded call has of this chunk, [batch, tokens, words]."""
         keep = arguments.get(KEEP, 0)
         if not isinstance(keep, int):
             return logits
         behind = self.whole - self.first - self.length
-        kept = 0 if keep and keep <= behind else self._kept(keep)
+        kept = 0 if keep and keep <= behind else self._count_kept_tokens(keep)
         return logits[:, :kept]
 
 

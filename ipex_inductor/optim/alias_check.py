@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ipex_inductor.optim.shards import is_sharded, local
 
 
-def overlapping(owned: Iterable[tuple[Any, Tensor]]) -> set[Any]:
+def find_overlapping(owned: Iterable[tuple[Any, Tensor]]) -> set[Any]:
     """Return the owners of tensors whose memory overlaps with that of another tensor."""
     sharing: set[Any] = set()
     reached, reaching_owner = 0, None

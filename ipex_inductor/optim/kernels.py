@@ -21,8 +21,8 @@ from ipex_inductor.optim.plan import Plan, numbers_of, run
 from ipex_inductor.optim.plan_replay import (
     Asked,
     are_disjoint,
-    capturing,
     find_plan,
+    is_capturing,
     keep,
     look_and_compare,
     repeat_plain_step,
@@ -236,7 +236,7 @@ def _refuse_capture(optimizer: Optimizer, step_plan: Plan) -> None:
 
     torch does so for Adam.
     """
-    if not capturing():
+    if not is_capturing():
         return
     name = type(optimizer).__name__
     if any(

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from ipex_inductor.optim.launching.launch_groups import Scalars
 from ipex_inductor.optim.operands import REALS
-from ipex_inductor.optim.plan_replay import capturing
+from ipex_inductor.optim.plan_replay import is_capturing
 from ipex_inductor.optim.shards import is_sharded
 from ipex_inductor.optim.state_fingerprint import Look, gradients
 from ipex_inductor.templates.build import cuda
@@ -125,7 +125,7 @@ def _read(
     current = _look_on_cuda(optimizer, fingerprint)
     if current is None or not current.grads:
         return None
-    reading = _reading(optimizer, current, fingerprint is not None)
+    reading = _find_reading(optimizer, current, fingerprint is not None)
     if reading is None or not reading.takes(divisor):
         return None
     try:
@@ -141,9 +141,9 @@ def _look_on_cuda(optimizer: Optimizer, fingerprint: Look | None) -> Look | None
     return (fingerprint or gradients(optimizer)) if cuda_module.is_initialized() else None
 
 
-def _reading(optimizer: Optimizer, fingerprint: Look, whole: bool) -> "Reading | None":
+def _find_reading(optimizer: Optimizer, fingerprint: Look, whole: bool) -> "Reading | None":
     """Return the cached reading of gradients of these forms, or a new one outside of capture."""
-    by_kind, in_capture = _known.setdefault(optimizer, {}), capturing()
+    by_kind, in_capture = _known.setdefault(optimizer, {}), is_capturing()
     if whole not in by_kind or by_kind[whole][0] != fingerprint.facts:
         if in_capture:  # a new one needs pinned memory, which capture forbids
             return None

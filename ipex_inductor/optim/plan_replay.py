@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ipex_inductor.errors import DeviceError
-from ipex_inductor.optim.alias_check import overlapping
+from ipex_inductor.optim.alias_check import find_overlapping
 from ipex_inductor.optim.launching.launch_groups import UNSCALED
 from ipex_inductor.optim.operands import LeftError
 from ipex_inductor.optim.plan import Plan, next_numbers, numbers_of, run
@@ -66,9 +66,9 @@ def look_and_compare(
 def are_disjoint(last: Known | None, fingerprint: Look | None, grads: list[Tensor]) -> bool:
     """Return whether no two gradients share memory; cached for gradients at equal addresses."""
     if last is None or fingerprint is None:
-        return not overlapping(enumerate(grads))
+        return not find_overlapping(enumerate(grads))
     if last.disjoint is None or last.disjoint[0] != fingerprint.addresses:
-        last.disjoint = fingerprint.addresses, not overlapping(enumerate(grads))
+        last.disjoint = fingerprint.addresses, not find_overlapping(enumerate(grads))
     return last.disjoint[1]
 
 
@@ -185,7 +185,7 @@ def find_plan(
     step_plan = reuse_plan(last, fingerprint, request)
     if step_plan is not None:
         return step_plan
-    if capturing():
+    if is_capturing():
         advice = "Take a step like it outside of the graph first."
         raise DeviceError("a step like the last one", "another, while a graph is captured", advice)
     return plan(optimizer, weights, **request._asdict())
@@ -195,7 +195,7 @@ def keep(
     optimizer: Optimizer, weights: Mapping[nn.Parameter, Trained], request: Asked, step_plan: Plan
 ) -> None:
     """Remember the plan that was just run; plans captured by a graph are kept forever."""
-    if capturing() and not any(step_plan is captured for captured in _captured):
+    if is_capturing() and not any(step_plan is captured for captured in _captured):
         _captured.append(step_plan)
     last = vars(optimizer).get(KNOWN)
     if last and last.made is step_plan:
@@ -212,7 +212,7 @@ def keep(
         )
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Return whether launches on the current stream of a GPU are captured in a graph."""
     backend: Any
     for backend in (torch.cuda, torch.xpu):
@@ -222,5 +222,5 @@ def capturing() -> bool:
 
 
 def _captures(last: Known) -> bool:
-    """Return `capturing()` for a step like the last one, faster where CUDA is in use."""
-    return torch._C._cuda_isCurrentStreamCapturing() if last.on_cuda else capturing()
+    """Return `is_capturing()` for a step like the last one, faster where CUDA is in use."""
+    return torch._C._cuda_isCurrentStreamCapturing() if last.on_cuda else is_capturing()

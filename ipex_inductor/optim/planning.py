@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from ipex_inductor.optim.alias_check import overlapping
+from ipex_inductor.optim.alias_check import find_overlapping
 from ipex_inductor.optim.launching.launch_groups import Batch
 from ipex_inductor.optim.launching.launch_groups_cpu import CpuBatch
 from ipex_inductor.optim.launching.launch_groups_cuda import CountingBatch, CudaBatch, rate_on
@@ -68,7 +68,7 @@ def plan(
     options = _StepOptions(scaled, zeroed, waits)
     step_plan = Plan(shares=shares_of(optimizer, len(norms)) if norms else {})
     reasons: dict[Key | None, str] = {}  # by mesh, where other processes may have kernels
-    shared = overlapping(_iter_written(optimizer, weights))
+    shared = find_overlapping(_iter_written(optimizer, weights))
     for number, group in enumerate(optimizer.param_groups):
         try:
             flags = flags_of(optimizer, group)

@@ -34,7 +34,7 @@ class Shares:
     def __init__(self, key: Key, params: Sequence[nn.Parameter], norms: int) -> None:
         self._mesh, device = key
         self._rows = {param: number for number, param in enumerate(params)}
-        self._dims = _shared(self._mesh, params)
+        self._dims = _find_sharded_dims(self._mesh, params)
         local_sums = [[0.0 if p.grad is not None else math.inf] * norms for p in params]
         parts = [[1 / _copies(p, self._dims)] * norms for p in params]
         self._own, self._parts = _send_to_device([local_sums, parts], device)
@@ -140,7 +140,7 @@ def _squares(mesh: Any, grad_lists: Sequence[list[Any]]) -> Tensor:
     # `local` would detach, which takes longer and is not needed: autograd records nothing here.
     parts = [[g._local_tensor if mesh is not None else g for g in grads] for grads in grad_lists]
     sums = [torch.stack(_norms(grads)).double().square().sum() for grads in parts]
-    dims = [] if mesh is None else _shared(mesh, [grads[0] for grads in grad_lists])
+    dims = [] if mesh is None else _find_sharded_dims(mesh, [grads[0] for grads in grad_lists])
     if not dims:
         return torch.stack(sums).sum()
     sums = [total / _copies(grads[0], dims) for total, grads in zip(sums, grad_lists, strict=True)]
@@ -171,7 +171,7 @@ def _adds_up(param: Any) -> bool:
     return takes_part and not partial
 
 
-def _shared(mesh: Any, params: Sequence[Any]) -> list[int]:
+def _find_sharded_dims(mesh: Any, params: Sequence[Any]) -> list[int]:
     """Return the dimensions of `mesh` along which a parameter is cut among several processes."""
     several = (dim for dim in range(mesh.ndim) if mesh.size(dim) > 1)
     return [d for d in several if any(not p.placements[d].is_replicate() for p in params)]

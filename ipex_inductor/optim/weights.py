@@ -373,7 +373,7 @@ def _load(
         if isinstance(weight, Trained) and isinstance(value, Tensor) and _fits(value, weight.param):
             if _is_memory_of(value, weight.param):
                 continue  # torch copies it onto itself; what the parameter cannot hold stays
-            weight.store(_as(weight.param, value.to(weight.param.device, torch.float32)))
+            weight.store(_shape_like(weight.param, value.to(weight.param.device, torch.float32)))
             state_dict[prefix + name] = weight.param.detach()
 
 
@@ -396,7 +396,7 @@ def _fits(value: Tensor, param: Tensor) -> bool:
     return value.shape == param.shape or (param.dim() == 0 and value.shape == (1,))
 
 
-def _as(param: Any, value: Any) -> Tensor:
+def _shape_like(param: Any, value: Any) -> Tensor:
     """Return `value` in the shape of `param`, or sharded as `param` is."""
     if is_sharded(param):
         return value.redistribute(param.device_mesh, param.placements)  # type: ignore[no-any-return]

@@ -157,16 +157,17 @@ def prebuild(
             for writes in (True, False):
                 weights_triton.load_kernel(_place(target), writes)
     modules, unbuilt = _module_for_driver() if entries and target.kind == "cuda" else ({}, "")
+    own = [*building.kernel_keys, *(_reader_of_weights() if entries else ())]
     return Prebuilt(
         target,
         kernels_only,
-        {key: _ready(entry, modules) for key, entry in entries.items()},
-        _read_entries([*building.kernel_keys, *(_reader_of_weights() if entries else ())]),
-        graphs,
-        building.compiled,
-        tuple(event for report in building.reports for event in report.events),
-        time.perf_counter() - began,
-        unbuilt,
+        entries={key: _ready(entry, modules) for key, entry in entries.items()},
+        own=_read_entries(own),
+        graphs=graphs,
+        made=building.compiled,
+        events=tuple(event for report in building.reports for event in report.events),
+        seconds=time.perf_counter() - began,
+        unbuilt=unbuilt,
     )
 
 

@@ -113,7 +113,7 @@ class Listing:
                 for n, (text, width) in enumerate(zip(row, widths, strict=True))
             )
             line.rstrip()
-            yield _unbroken(line)
+            yield _forbid_wrapping(line)
 
     def _records(self, overflow: Any) -> Iterator[Text]:
         for number, row in enumerate(self.rows):
@@ -127,7 +127,7 @@ class Listing:
                 elif head and lines:
                     lines = [Text(f"{head}:", "bold"), *(Text("  ").append_text(x) for x in lines)]
                 for line in lines:
-                    yield line if overflow == "fold" else _unbroken(line)
+                    yield line if overflow == "fold" else _forbid_wrapping(line)
 
 
 def show(console: Console, *parts: Any) -> None:
@@ -163,6 +163,6 @@ def _align(text: Text, width: int, right: bool) -> Text:
     return padded
 
 
-def _unbroken(line: Text) -> Text:
+def _forbid_wrapping(line: Text) -> Text:
     line.no_wrap, line.overflow = True, "ignore"
     return line

@@ -81,7 +81,7 @@ class _Choices(InductorChoices):
             kernel_kwargs: arguments of the kernel.
         """
         default = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
-        tiling_and_tile = _tiling(features)
+        tiling_and_tile = _find_tiling(features)
         if tiling_and_tile is None:
             return default
         self.count += 1
@@ -92,7 +92,7 @@ class _Choices(InductorChoices):
         return {**default, "fixed_config": FixedTritonConfig(sizes)}
 
 
-def _tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
+def _find_tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
     """Return the tiling by rows and channels of a loop that gains, and its tile, or None."""
     gpu, count = nvidia(V.graph.get_current_device_or_throw()), features.numel
     # Only loops of static size without a reduction gain.

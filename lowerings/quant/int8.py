@@ -12,7 +12,7 @@ from ipex_inductor.lowerings.gemm.blocked import OurCall, address, expressions, 
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.conv import CHANNELS_LAST
-from ipex_inductor.ops.quant.int8 import is_depthwise
+from ipex_inductor.ops.quant.int8_operands import is_depthwise
 from ipex_inductor.templates.cpu import int8
 
 ipex = torch.ops.ipex

@@ -29,7 +29,7 @@ from ipex_inductor.lowerings.problem.workload import operands_by_name
 from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.conv.geometry import sides
 from ipex_inductor.ops.quant import int8_scaled
-from ipex_inductor.ops.quant.int8 import padded_channels
+from ipex_inductor.ops.quant.int8_operands import padded_channels
 from ipex_inductor.templates.triton import (
     conv_fprop,
     conv_tma,

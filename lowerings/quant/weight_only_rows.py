@@ -68,7 +68,7 @@ def _lower(call: Arguments) -> Any:
     decoding = Decoding(call.weight_dtype, dtype, scale_dtype, call.zeroed, stepped)
     constants = weight_only.constants(rows, columns, terms, call.group_size, decoding, tile)
     is_split = nibbles and not constants["PAIRS"]
-    x = _even_columns_first(call.x) if is_split else _aligned(dense(call.x))
+    x = _even_columns_first(call.x) if is_split else _align_words(dense(call.x))
     sums = node(
         template(decoding.name, weight_only.source(decoding), _grid),
         [x, *(dense(t) for t in (call.weight, call.factors, call.x_scales) if t is not None)],
@@ -89,7 +89,7 @@ def _lower_factors(call: Arguments) -> Any:
     return expand(FACTORS, lambda given: weight_only_rows.lay_out_factors(**vars(given)))
 
 
-def _aligned(x: Any) -> Any:
+def _align_words(x: Any) -> Any:
     """Return a matrix that begins at a whole word, copied if necessary."""
     begins_anywhere = x.get_name() in V.graph.unaligned_buffers
     return ir.ExternKernel.copy_input(x) if begins_anywhere else align_to_vector(x, WORD)
@@ -118,19 +118,19 @@ def why_not(device: torch.device, values: Mapping[str, Any]) -> str | None:
     x = values["x"]
     if device.type != "cuda" or torch.version.hip:
         kind = "ROCm" if torch.version.hip else device.type
-        return _expanded(f"no kernel on quantized weights for {kind}")
+        return _name_cost(f"no kernel on quantized weights for {kind}")
     level = selector_hook.arch_of(device).split(":")[0].removeprefix("sm_")
     oldest = OLDEST_FP8 if values["weight_dtype"] == "fp8" else OLDEST
     if not level.isdigit() or int(level) < oldest:
-        return _expanded(f"the kernel is for sm_{oldest} and later")
+        return _name_cost(f"the kernel is for sm_{oldest} and later")
     if not all(isinstance(size, int) for size in x.shape):
-        return _expanded("its number of rows varies")
+        return _name_cost("its number of rows varies")
     elements = math.prod(x.shape) * values["weight"].shape[0]
     reason = _why_not(values["compute"], elements, x.shape[-1], values)
-    return reason and _expanded(reason)
+    return reason and _name_cost(reason)
 
 
-def _expanded(reason: str) -> str:
+def _name_cost(reason: str) -> str:
     return f"{reason}: each call dequantizes the weight"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ipex_inductor import ops
-from ipex_inductor.ops.quant.int8 import is_depthwise
+from ipex_inductor.ops.quant.int8_operands import is_depthwise
 from ipex_inductor.reporting.decisions import warn_once
 from ipex_inductor.target.device import architecture
 from ipex_inductor.templates.cpu import cpu_library

@@ -85,7 +85,7 @@ def constants(
     element_runs = runs(image, window, stride, padding, last)
     assert TERMS % tile.BLOCK_K == 0
     return {
-        **gathering(batch, image, window, stride, padding, last),
+        **make_gather_constants(batch, image, window, stride, padding, last),
         "OUT_C": out_channels,
         "STEPS": -(-element_runs.count * element_runs.width // tile.BLOCK_K),
         "BLOCK_M": tile.BLOCK_M,
@@ -94,7 +94,7 @@ def constants(
     }
 
 
-def gathering(
+def make_gather_constants(
     batch: int,
     image: Sequence[int],
     window: Sequence[int],

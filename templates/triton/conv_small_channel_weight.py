@@ -13,7 +13,11 @@ from typing import Any
 
 from ipex_inductor.ops.conv.small_channel import Runs, runs
 from ipex_inductor.templates.kernel_text import read_kernel_text
-from ipex_inductor.templates.triton.conv_small_channel import NARROWEST, WIDEST, gathering
+from ipex_inductor.templates.triton.conv_small_channel import (
+    NARROWEST,
+    WIDEST,
+    make_gather_constants,
+)
 
 NAME = "ipex.triton.stem_weight"
 
@@ -116,7 +120,7 @@ def constants(
         tile: the block sizes.
     """
     options = window, stride, padding, last
-    gather_constants = gathering(batch, image, *options)
+    gather_constants = make_gather_constants(batch, image, *options)
     shared, parts = tile.parts(terms_of(runs(image, *options)))
     blocks = -(-out_channels // tile.BLOCK_N)
     return {

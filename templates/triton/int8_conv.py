@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ipex_inductor.ops.quant.int8 import MOST_PRODUCT, edges_of
+from ipex_inductor.ops.quant.int8_borders import edges_of
+from ipex_inductor.ops.quant.int8_operands import MOST_PRODUCT
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import conv_fprop
 from ipex_inductor.templates.triton.conv_fprop import Tile

@@ -7,7 +7,7 @@ weight lies as [N, K].
 
 from typing import Any
 
-from ipex_inductor.ops.quant.int8 import MOST_PRODUCT
+from ipex_inductor.ops.quant.int8_operands import MOST_PRODUCT
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import persistent
 from ipex_inductor.templates.triton.persistent import Tile

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ipex_inductor.ops.quant.int8 import MOST_PRODUCT
+from ipex_inductor.ops.quant.int8_operands import MOST_PRODUCT
 from ipex_inductor.templates.kernel_text import read_kernel_text
 from ipex_inductor.templates.triton import weight_stationary
 from ipex_inductor.templates.triton.weight_stationary import Tile

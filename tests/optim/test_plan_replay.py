@@ -352,7 +352,7 @@ def test_gradients_at_the_same_addresses_are_compared_once(monkeypatch):
     draw(params)
     for _ in range(3):
         fused()
-    monkeypatch.setattr(plan_replay, "overlapping", None)
+    monkeypatch.setattr(plan_replay, "find_overlapping", None)
     fused()
     monkeypatch.undo()
     shared = torch.rand(6)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ipex_inductor import ops  # noqa: F401  registers the ipex:: ops
 from ipex_inductor.ops.conv.conv import CHANNELS_LAST
-from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT
+from ipex_inductor.ops.quant.int8_operands import INTEGERS, SHIFT
 from ipex_inductor.templates.cpu import int8
 
 ipex = torch.ops.ipex

@@ -62,7 +62,8 @@ def error(case, device="cpu"):
     import torch.nn.functional as F
 
     from ipex_inductor.ops.conv.geometry import rows_of
-    from ipex_inductor.ops.quant.int8 import edges_of, int8_factors
+    from ipex_inductor.ops.quant.int8_borders import edges_of
+    from ipex_inductor.ops.quant.int8_operands import int8_factors
     from ipex_inductor.templates.build.gpu import _module
 
     torch.manual_seed(0)

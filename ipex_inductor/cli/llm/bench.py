@@ -111,7 +111,7 @@ def llm_bench(
         Variant(str(name), replace(job, variant=str(name))) for name in compared
     ]
     if weights is not None:
-        variants.insert(0, _quantized(job, weights, group_size, lowp_mode))
+        variants.insert(0, _quantize_weights(job, weights, group_size, lowp_mode))
     elif group_size is not None or lowp_mode is not None:
         came = "--group-size or --lowp-mode alone"
         raise OptionError("--weights beside them", came, "Add --weights int4.")
@@ -124,7 +124,7 @@ def llm_bench(
         raise typer.Exit(1)
 
 
-def _quantized(
+def _quantize_weights(
     job: Job, weights: Weights, group_size: int | None, lowp_mode: Lowp | None
 ) -> Variant:
     """Return the variant on quantized weights.

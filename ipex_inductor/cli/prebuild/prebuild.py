@@ -238,7 +238,7 @@ def _finish(
     packed = None
     if out is not None and any(result.entries or result.own for result in prebuilt):
         packed = graphs.pack(prebuilt, out, name=name, key=key)
-    missing = {place: _missing(result, out is not None) for place, result in built.items()}
+    missing = {place: _list_missing(result, out is not None) for place, result in built.items()}
     if as_json:
         facts = bundle_facts(out, packed) if out and packed else {"path": None}
         rows = [
@@ -253,7 +253,7 @@ def _finish(
         raise typer.Exit(1)
 
 
-def _missing(result: "Prebuilt | str", bundled: bool) -> list[str]:
+def _list_missing(result: "Prebuilt | str", bundled: bool) -> list[str]:
     if isinstance(result, str):
         return [result]
     if bundled and result.kernels_only and result.graphs:

@@ -175,7 +175,7 @@ def _plan_model(
             biases[name] = part["bias"]
             seen.add(f"{name}.bias")
         elif getattr(module, "bias", None) is not None:
-            raise _missing([f"{name}.bias"])
+            raise _make_missing_error([f"{name}.bias"])
     if not layers:
         raise CheckpointError(
             f"quantized layers ({marker}) of modules of the model",
@@ -228,7 +228,7 @@ def _plan_others(
         _check_tensor(names[0], entry, tuple(tensors[names[0]].shape))
         others.append((names, entry))
     if absent:
-        raise _missing(absent)
+        raise _make_missing_error(absent)
     return others
 
 
@@ -348,7 +348,7 @@ def _check_tensor(name: str, entry: TensorEntry, shape: tuple[int, ...]) -> None
         raise CheckpointError(f"{name} {list(shape)}", str(list(entry.shape)), advice)
 
 
-def _missing(names: list[str]) -> CheckpointError:
+def _make_missing_error(names: list[str]) -> CheckpointError:
     return CheckpointError(
         "all tensors of the model in the checkpoint",
         f"{len(names)} missing: {', '.join(names[:SHOWN])}",

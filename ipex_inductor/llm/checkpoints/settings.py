@@ -171,7 +171,7 @@ def _fp8(raw: Mapping[str, Any]) -> CheckpointSettings:
     return CheckpointSettings("fp8", 8, columns, sym=True, block=(rows, columns), raw=raw)
 
 
-def _compressed(raw: Mapping[str, Any]) -> CheckpointSettings:
+def _read_compressed_tensors(raw: Mapping[str, Any]) -> CheckpointSettings:
     """Return settings of compressed-tensors, whose groups of layers must agree.
 
     Raises:
@@ -220,6 +220,6 @@ METHODS: dict[str, Callable[[Mapping[str, Any]], CheckpointSettings]] = {
     "intel/auto-round": _auto_round,
     "int8": _int8,
     "fp8": _fp8,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": _read_compressed_tensors,
     "ipex": _native,
 }

@@ -112,7 +112,7 @@ def shard_low_precision_checkpoint(
     layout = _layout_of(quantization_method, bits)
     heads = Heads.of(model_config)
     shard = Shard(rank, world_size, heads, layout, tp_grain_size, desc_act, bits)
-    return shard.cut(low_precision_checkpoint)
+    return shard.cut_state(low_precision_checkpoint)
 
 
 def shard_state(
@@ -144,7 +144,7 @@ def shard_state(
         settings.desc_act,
         settings.bits,
     )
-    return shard.cut(state)
+    return shard.cut_state(state)
 
 
 def _layout_of(method: str, bits: int) -> str:
@@ -206,7 +206,7 @@ class Shard:
     act_order: bool
     bits: int
 
-    def cut(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def cut_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this process's part of a state_dict.
 
         Raises:

@@ -17,13 +17,9 @@ from torch._inductor import inductor_prims
 from ipex_inductor.ops.common.defining import Arguments, fake, name_arguments, op
 from ipex_inductor.ops.conv.geometry import image_of, rows_of, sides
 from ipex_inductor.ops.pointwise.gelu import SHORT
-from ipex_inductor.ops.quant.int8 import (
-    INTEGERS,
-    WORD,
-    apply_epilogue,
-    class_of_pixels,
-    padded_channels,
-)
+from ipex_inductor.ops.quant.int8 import apply_epilogue
+from ipex_inductor.ops.quant.int8_borders import class_of_pixels
+from ipex_inductor.ops.quant.int8_operands import INTEGERS, WORD, padded_channels
 
 ipex = torch.ops.ipex
 STRIDE = 2  # that is folded into channels

@@ -92,7 +92,7 @@ def find_shared_keys(
     """Return the names of calls whose keys and values need not be repeated; report each of them."""
     on = not {"*", NAME} & {*off}
     nodes = attentions(graph) if on else ()
-    return {node.name for node in nodes if try_rule(NAME, _shared, node, report)}
+    return {node.name for node in nodes if try_rule(NAME, _find_checked_group, node, report)}
 
 
 def change(graph: torch.fx.Graph, names: Collection[str]) -> None:
@@ -133,7 +133,7 @@ def _remove(node: Node, first: Node) -> None:
         node = before
 
 
-def _shared(node: Node) -> Group | None:
+def _find_checked_group(node: Node) -> Group | None:
     """Return the group of a call that may be rewritten, None if there is none. Raises `Refused`."""
     group = _group(node)
     if group is not None:

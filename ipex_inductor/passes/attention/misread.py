@@ -34,7 +34,7 @@ def keep_apart(graph: torch.fx.Graph, report: GraphReport) -> None:
     """Hide every attention that Inductor would misread behind a view that its patterns lack."""
     left_to_inductor = False
     for product in graph.find_nodes(op="call_function", target=aten.bmm.default):
-        between = {} if is_backward(product) else _between(product)
+        between = {} if is_backward(product) else _find_between(product)
         if not any(leads and node.target in NORMALISED for node, leads in between.items()):
             continue
         ignored = _find_ignored(product, between)
@@ -48,7 +48,7 @@ def keep_apart(graph: torch.fx.Graph, report: GraphReport) -> None:
         _make_scales_float(graph)
 
 
-def _between(product: Node) -> Between:
+def _find_between(product: Node) -> Between:
     """Return the nodes from `product` up to the product of query and key that patterns may pass.
 
     The values say whether a node leads to the scores.

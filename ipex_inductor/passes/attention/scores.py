@@ -93,7 +93,7 @@ def without_widening(scores: Scores) -> Scores:
     steps = list(scores.steps)
     for at in reversed(range(len(steps))):
         step, parameters, _ = steps[at]
-        if step is _to and parameters[0].itemsize > dtype(scores.q).itemsize:
+        if step is _cast and parameters[0].itemsize > dtype(scores.q).itemsize:
             del steps[at]
         elif step is not _view:
             break
@@ -121,7 +121,7 @@ def scores_of(product: Product, softmax: Node) -> Scores:
     for node in (*product.path, product.a, softmax):
         if len(node.users) != 1:
             raise Refused(f"the probabilities have {len(node.users)} users")
-    scores = _read(softmax.args[0])
+    scores = _read_scores(softmax.args[0])
     _check_rows(scores)
     return scores
 
@@ -174,7 +174,7 @@ def _unflatten(factor: Any, lead: Any) -> tuple[Any, tuple[Node, ...]]:
 # From the softmax up.
 
 
-def _read(node: Any) -> Scores:
+def _read_scores(node: Any) -> Scores:
     reader = READERS.get(node.target) if isinstance(node, Node) else None
     if reader is None:
         raise Refused(f"{getattr(node, 'target', node)} is no product of query and key")
@@ -199,7 +199,7 @@ def _either(node: Node, *operands: Any) -> tuple[Scores, Any]:
     reasons = []
     for operand, addend in (operands, operands[::-1]):
         try:
-            scores = _read(operand)
+            scores = _read_scores(operand)
         except Refused as reason:
             reasons.append(reason)
             continue
@@ -226,17 +226,17 @@ def _read_where(node: Node) -> Scores:
 
 
 def _read_cast(node: Node) -> Scores:
-    scores = _read(node.args[0])
+    scores = _read_scores(node.args[0])
     if scores.has_fill and dtype(node) != torch.float32:
         raise Refused(f"masked scores are rounded to {dtype(node)}")
-    return scores.then(_to, dtype(node))
+    return scores.then(_cast, dtype(node))
 
 
 def _read_scale(node: Node) -> Scores:
     x, scalar = node.args[:2]
     if node.target is aten.mul.Tensor and number(x) is not None:
         x, scalar = scalar, x
-    scores, factor = _read(x), number(scalar)
+    scores, factor = _read_scores(x), number(scalar)
     if not factor or not math.isfinite(factor):
         raise Refused("the scale is not a number")
     if scores.tensors:
@@ -257,7 +257,7 @@ def _read_view(node: Node) -> Scores:
         raise Refused("a view of unknown size is between softmax and product")
     if shapes[0][-2:] != shapes[1][-2:]:
         raise Refused("a view between changes rows or columns")
-    return _read(source).then(_view, *shapes)
+    return _read_scores(source).then(_view, *shapes)
 
 
 def _read_query(product: Product) -> Scores:
@@ -295,7 +295,7 @@ def _fill(
     return torch.where(condition, base, low) if keeps else torch.where(condition, low, base)
 
 
-def _to(mask: Tensor | None, kind: torch.dtype) -> Tensor | None:
+def _cast(mask: Tensor | None, kind: torch.dtype) -> Tensor | None:
     return None if mask is None else mask.to(kind)
 
 

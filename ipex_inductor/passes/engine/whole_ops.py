@@ -172,12 +172,12 @@ def match_strides(result: Any, like: Any) -> Any:
     tensors = isinstance(result, Tensor) and isinstance(like, Tensor)
     if not tensors or result.dim() != like.dim() or lies_alike(result, like):
         return result
-    for op, args, kwargs in restriding(like):
+    for op, args, kwargs in list_restriding_calls(like):
         result = op(result, *args, **kwargs)
     return result
 
 
-def restriding(like: Tensor) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+def list_restriding_calls(like: Tensor) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
     """Return the calls that copy a tensor so that its dimensions are ordered as in `like`.
 
     Each call is an op, further arguments, and keywords; it takes the result of the one before.
@@ -208,7 +208,7 @@ def keep_strides(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
 def copy_restrided(graph: torch.fx.Graph, node: torch.fx.Node, like: Tensor) -> torch.fx.Node:
     """Return a copy of `node` whose dimensions are ordered in memory as in `like`."""
     last = node
-    for op, args, kwargs in restriding(like):
+    for op, args, kwargs in list_restriding_calls(like):
         with graph.inserting_after(last):
             last = graph.call_function(op, (last, *args), kwargs)
         last.meta = {**node.meta, "val": None}

@@ -56,12 +56,12 @@ def place_linears(graph: torch.fx.Graph, report: GraphReport, why_not: WhyNot) -
         if node.target is ipex.fp8_gemm_rows.default:
             report.add("fired", "fp8 linear, scales of rows", where=user_line(node))
         linear = READERS[node.target](node) if node.target in READERS else None
-        weight = _read(linear.weight) if linear and linear.window is None else None
+        weight = _read_rounded(linear.weight) if linear and linear.window is None else None
         if linear is None or weight is None or _value(weight.values).dim() != 2:
             if any(_is_rounded(node.args[n]) for n in OPERANDS.get(node.target, ())):
                 report.add("missed", "fp8 linear", fp8_steps.LIMITS["operands"], user_line(node))
             continue
-        x = _read(linear.x)
+        x = _read_rounded(linear.x)
         name = "fp8 weights linear" if x is None else "fp8 linear"
         if reason := why_not(_value(node).device):
             report.add("missed", name, reason, user_line(node))
@@ -90,7 +90,7 @@ def _is_rounded(node: Any) -> bool:
     return isinstance(node, Node) and node.target is ipex.fp8_dequantize.default
 
 
-def _read(node: Any) -> Rounded | None:
+def _read_rounded(node: Any) -> Rounded | None:
     """Return the values in E4M3 that a node has dequantized, None for another node.
 
     Moves of elements are applied to the values of an activation. Casts are passed if they are

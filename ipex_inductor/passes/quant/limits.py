@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.ops.quant.int8 import INTEGERS, is_depthwise
+from ipex_inductor.ops.quant.int8_operands import INTEGERS, is_depthwise
 from ipex_inductor.passes.engine.packable import find_symbols
 from ipex_inductor.passes.engine.rule import equal_shapes
 from ipex_inductor.passes.quant.values import Quantized, is_zero

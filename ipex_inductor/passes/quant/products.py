@@ -13,7 +13,8 @@ import torch
 
 from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.gemm.linear import LinearArgs
-from ipex_inductor.ops.quant.int8 import INTEGERS, SHIFT, edges_of
+from ipex_inductor.ops.quant.int8_borders import edges_of
+from ipex_inductor.ops.quant.int8_operands import INTEGERS, SHIFT
 from ipex_inductor.passes.engine.packable import find_symbols, is_transpose
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import compute_value, keep_strides
@@ -356,19 +357,21 @@ def _of_convolution(node: Node) -> Product | None:
     stride, padding, dilation, transposed, _, groups = window
     if transposed:
         return None
-    return Product(x, weight, bias, None, (stride, _padding(padding, stride), dilation, groups))
+    return Product(
+        x, weight, bias, None, (stride, _repeat_padding(padding, stride), dilation, groups)
+    )
 
 
 def _of_conv(node: Node) -> Product | None:
     args = ConvArgs.of(node)
     if args.transposed or args.packed:
         return None
-    window = (args.stride, _padding(args.padding, args.stride), args.dilation, args.groups)
+    window = (args.stride, _repeat_padding(args.padding, args.stride), args.dilation, args.groups)
     words = (args.binary, args.unary, tuple(args.scalars))
     return Product(args.x, args.weight, args.bias, args.other, window, *words)
 
 
-def _padding(padding: Any, stride: Any) -> Any:
+def _repeat_padding(padding: Any, stride: Any) -> Any:
     """Return the padding of each dimension: "valid" comes as one zero."""
     return list(padding) * len(stride) if len(padding) == 1 else padding
 

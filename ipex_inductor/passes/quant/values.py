@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.ops.quant.int8 import SHIFT
+from ipex_inductor.ops.quant.int8_operands import SHIFT
 from ipex_inductor.passes.engine.rule import equal_shapes, same_size
 from ipex_inductor.passes.engine.whole_ops import compute_value, inline
 

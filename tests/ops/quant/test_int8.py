@@ -8,7 +8,7 @@ from torch import Tensor
 from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.ops.common.epilogue import UNARY
 from ipex_inductor.ops.quant import int8_scaled
-from ipex_inductor.ops.quant.int8 import (
+from ipex_inductor.ops.quant.int8_operands import (
     PANEL,
     SCALES,
     UNIT,

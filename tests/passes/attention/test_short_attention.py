@@ -18,7 +18,7 @@ from ipex_inductor.passes.attention import short_attention as choice
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target.device import current, level
 from ipex_inductor.templates.build import cpp
-from ipex_inductor.templates.cpu import cpu_library, short_attention
+from ipex_inductor.templates.cpu import attention_call, cpu_library, short_attention
 
 needs_library = pytest.mark.skipif(
     short_attention.why_not() is not None, reason=f"{short_attention.why_not()}"
@@ -243,8 +243,8 @@ def test_sizes_that_torchs_micro_kernel_does_not_take(
     text = cpu_library.source().replace("at::native::cpublas::brgemm(", "refusing(")
     text = text.replace(end, end + refusing)
     built = cpp.load(lambda: text, pairs({"template": "refusing"}), with_torch=True)
-    monkeypatch.setattr(short_attention, "library", lambda: built)
-    monkeypatch.setattr(short_attention, "_kernel", short_attention._kernel.__wrapped__)
+    monkeypatch.setattr(attention_call, "library", lambda: built)
+    monkeypatch.setattr(attention_call, "_kernel", attention_call._kernel.__wrapped__)
     q, k, v = torch.randn(3, 2, 4, 70, 64).to(dtype)
     out = torch.full_like(q, torch.nan)
     short_attention.call(q, k, v, True, 0.125, out=out)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ipex_inductor.ops.quant.int8 import pad_sizes
+from ipex_inductor.ops.quant.int8_borders import pad_sizes
 from ipex_inductor.reporting import decisions
 from support.int8_nets import Conv, Quantize
 
