@@ -78,11 +78,14 @@ class Leases:
 
     Attributes:
         checked: the steps whose guards this call has checked, for `Steps.call`.
+        runs_alone: whether no code of the caller runs between the tokens of this call.
+        chooses: whether steps return the most likely tokens alone.
     """
 
     def __init__(self, pool: CachePool) -> None:
         self._pool = pool
         self.checked: dict[Hashable, Any] = {}
+        self.runs_alone = self.chooses = False
         self._leased: list[tuple[Hashable, Any]] = []
 
     def take(self, shape: Hashable, make: Callable[[], Any]) -> Any:

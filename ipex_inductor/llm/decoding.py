@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ipex_inductor.llm import greedy
 from ipex_inductor.llm.forward import MASK, widen_mask
 
 log = logging.getLogger("IPEX")
@@ -39,6 +40,7 @@ KNOWN = frozenset({MASK, "position_ids", "inputs_embeds"})
 MODES = ("greedy_search", "sample")
 COUNTED = frozenset({"position_ids"})  # one more in each step
 TOKEN = "input_ids"
+CALLER = "_prefix_allowed_tokens_fn"  # attribute of the processor that calls a function of the user
 
 
 class Decoding:
@@ -70,6 +72,8 @@ class Decoding:
             return type(model)._sample(model, *own, streamer=streamer, **model_kwargs)
         with model._optimize_model_for_decode():
             tokens = Text(input_ids, logits_processor, stopping_criteria, generation_config)
+            is_heard = has_hooks(model) or not (streamer is None or is_own(streamer))
+            model.forward.pool.current.runs_alone = tokens.runs_alone and not is_heard
             return run(model, tokens, generation_config, streamer, model_kwargs)
 
 
@@ -171,25 +175,40 @@ class Text:
     @property
     def lag(self) -> int:
         """Return the steps that may be computed in vain, 0 unless all of them can be undone."""
-        own = all(type(each).__module__.startswith("transformers.") for each in self._parts())
         is_undone = self._draws is None or self._draws.can_rewind
-        return LAG if self._ids.device.type != "cpu" and own and is_undone else 0
+        return LAG if self._ids.device.type != "cpu" and self._is_own and is_undone else 0
+
+    @property
+    def runs_alone(self) -> bool:
+        """Return whether choosing a token runs no code of the caller."""
+        return self._is_own and not any(hasattr(each, CALLER) for each in self._parts())
+
+    @property
+    def _is_own(self) -> bool:
+        return all(map(is_own, self._parts()))
 
     def _parts(self) -> list[Any]:
         return [*self._process, *self._criteria]
 
-    def append(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose a token for each text by `logits`, [batch, words].
+    @property
+    def is_most_likely(self) -> bool:
+        """Return whether the next tokens are the most likely ones by the logits as they are."""
+        return not self._samples and not self._process
+
+    def append(self, logits: Tensor | None, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Choose a token for each text.
+
+        Args:
+            logits: [batch, words].
+            chosen: the tokens [batch] if they are chosen already; then without logits.
 
         Returns:
             The tokens [batch], and whether all texts have ended, a scalar.
         """
-        logits = logits.to(copy=True, dtype=torch.float32, device=self._ids.device)
-        scores = self._process(self.ids, logits)
-        if self._samples:
-            tokens = torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
-        else:
-            tokens = torch.argmax(scores, dim=-1)
+        if chosen is None:
+            assert logits is not None
+            chosen = self._choose(logits)
+        tokens = chosen.to(self._ids.device)
         if self._pad is not None:
             tokens = torch.where(self._unfinished.bool(), tokens, self._pad)
         self._ids[:, self.length] = tokens
@@ -198,6 +217,13 @@ class Text:
             self._draws.record(self.length)
         self._unfinished = self._unfinished & ~self._criteria(self.ids, None)
         return tokens, self._unfinished.max() == 0
+
+    def _choose(self, logits: Tensor) -> Tensor:
+        logits = logits.to(copy=True, dtype=torch.float32, device=self._ids.device)
+        scores = self._process(self.ids, logits)
+        if self._samples:
+            return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+        return torch.argmax(scores, dim=-1)
 
     def take_tokens(self, length: int) -> Tensor:
         """Return the first `length` tokens, and undo the drawing of all others."""
@@ -298,22 +324,44 @@ class Step:
         model: the model.
         ids: all tokens, of which the last one is computed, [batch, length].
         model_kwargs: arguments of the model, as behind the prompt.
+        chooses: whether the most likely tokens are chosen.
     """
 
-    def __init__(self, model: Any, ids: Tensor, model_kwargs: Mapping[str, Any]) -> None:
-        self._model = model
+    def __init__(
+        self, model: Any, ids: Tensor, model_kwargs: Mapping[str, Any], chooses: bool
+    ) -> None:
+        self._model, leases = model, model.forward.pool.current
+        # A hook receives the model's output.
+        leases.chooses = chooses and not has_hooks(model) and model.device.type in greedy.DEVICES
         arguments = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         arguments[MASK] = model_kwargs[MASK].to(model.device)
         self._arguments = widen_mask(arguments, model_kwargs["past_key_values"])
 
-    def __call__(self, tokens: Tensor) -> Any:
-        """Return the model's output for one token of each text, [batch]."""
+    def __call__(self, tokens: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Compute one token of each text.
+
+        Args:
+            tokens: [batch].
+
+        Returns:
+            The logits [batch, words], or the next tokens if the step has chosen them.
+        """
         arguments = self._arguments
         arguments[TOKEN] = tokens[:, None].to(self._model.device)
         output = self._model(**arguments, return_dict=True)
         for name in COUNTED.intersection(arguments):
             arguments[name] = arguments[name] + 1
-        return output
+        return (None, output) if isinstance(output, Tensor) else (output.logits[:, -1], None)
+
+
+def is_own(part: Any) -> bool:
+    """Return whether a streamer, processor or criterion is of a class of transformers."""
+    return type(part).__module__.startswith("transformers.")
+
+
+def has_hooks(model: Any) -> bool:
+    """Return whether functions of the caller run before or behind each call of the model."""
+    return bool(model._forward_pre_hooks or model._forward_hooks)
 
 
 def run(model: Any, text: Text, config: Any, streamer: Any, model_kwargs: dict[str, Any]) -> Tensor:
@@ -321,15 +369,16 @@ def run(model: Any, text: Text, config: Any, streamer: Any, model_kwargs: dict[s
     is_first = not config.is_assistant
     output = model._prefill(text.ids, config, model_kwargs, is_first_iteration=is_first)
     ends, step = Ends(text.lag, streamer), None
+    logits, chosen = output.logits[:, -1], None
     while True:
-        tokens, is_over = text.append(output.logits[:, -1])
+        tokens, is_over = text.append(logits, chosen)
         ends.push(text.length, is_over, tokens)
         if ends.length is not None or text.length >= text.limit:
             break
         if step is None:
             model_kwargs = model._update_model_kwargs_for_generation(output, model_kwargs)
-            step = Step(model, text.ids, model_kwargs)
-        output = step(tokens)
+            step = Step(model, text.ids, model_kwargs, text.is_most_likely)
+        logits, chosen = step(tokens)
     ends.finish()
     return text.take_tokens(ends.length or text.length)
 

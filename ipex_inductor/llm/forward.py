@@ -129,8 +129,8 @@ class CompiledForward:
 
     def _decode(self, arguments: dict[str, Any], cache: Any) -> Any:
         leases = self.pool.current
-        checked = None if leases is None else leases.checked
-        output = self.steps.call(widen_mask(arguments, cache), shape_of_cache(cache), checked)
+        own = () if leases is None else (leases.checked, leases.runs_alone, leases.chooses)
+        output = self.steps.call(widen_mask(arguments, cache), shape_of_cache(cache), *own)
         if output is None:
             return self._call_eagerly("it has too many graphs already", (), arguments)
         return output

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from ipex_inductor import compat
 from ipex_inductor.llm.compile_lock import CompileLock
+from ipex_inductor.llm.greedy import choosing
 from ipex_inductor.ops.gemm.blocked import COLUMNS
+from ipex_inductor.runtime.untouched_weights import assume_untouched
 from ipex_inductor.target.device import architecture
 
 BACKEND = "ipex"
@@ -62,7 +64,12 @@ class Steps:
         return self._whole is not None
 
     def call(
-        self, arguments: Mapping[str, Any], cache_shape: Hashable, checked: Checked | None = None
+        self,
+        arguments: Mapping[str, Any],
+        cache_shape: Hashable,
+        checked: Checked | None = None,
+        untouched: bool = False,
+        chooses: bool = False,
     ) -> Any:
         """Call the step for these arguments, compiled for their shapes alone.
 
@@ -71,20 +78,24 @@ class Steps:
             cache_shape: what code depends on of the cache among them.
             checked: the steps that were called since the model last changed, by what they are found
                 by, without their guards; receives this one. None checks the guards.
+            untouched: whether the contents of weights cannot have changed since the model was
+                called by one of those steps.
+            chooses: whether the step returns the most likely tokens alone, [batch].
 
         Returns:
-            The model's output, or None if the model has `MOST_STEPS` graphs already.
+            The model's output or the tokens; None if the model has `MOST_STEPS` graphs already.
         """
-        key = key_of(arguments, cache_shape)
+        key = (chooses, key_of(arguments, cache_shape))
         if checked and (repeated := checked.get(key)) is not None:
-            with LOCK.running():
+            with LOCK.running(), assume_untouched(untouched):
                 return repeated(**arguments)
         with self._lock:
             step = self._steps.get(key)
             if step is None:
                 if len(self._steps) >= MOST_STEPS:
                     return None
-                step = compile_alone(self._eager, self._options, dynamic=False)
+                eager = choosing(self._eager) if chooses else self._eager
+                step = compile_alone(eager, self._options, dynamic=False)
                 self._steps[key] = step
         result = self._run(step, key, (), arguments)
         if checked is not None:

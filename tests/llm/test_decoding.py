@@ -242,3 +242,38 @@ def test_a_step_reads_no_length_on_the_host(llama, monkeypatch):
     )
     model.generate(prompt(1, 9), **NEW)
     assert len(lengths) == 1  # for the prompt
+
+
+class Counter(Recorder):
+    """A streamer of the user."""
+
+
+OWN = {
+    "nothing": {},
+    "an end": {"eos_token_id": 7},
+    "a processor": {"repetition_penalty": 1.2},
+    "a streamer": {"streamer": Counter()},
+    "a criterion": {"stopping_criteria": [lambda ids, scores: torch.zeros(len(ids)).bool()]},
+    "a function": {"prefix_allowed_tokens_fn": lambda text, ids: list(range(20))},
+    "a hook": {},
+}
+ALONE = ("nothing", "an end", "a processor")
+
+
+QUICK = ("nothing", "a streamer")
+
+
+@pytest.mark.parametrize(
+    "case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in OWN]
+)
+def test_weights_are_trusted_only_where_no_code_of_the_user_runs(llama, monkeypatch, case):
+    """Their contents are not compared in later steps of a call: in the first one they are."""
+    trusted, run = [], steps.assume_untouched
+    monkeypatch.setattr(steps, "assume_untouched", lambda on: trusted.append(on) or run(on))
+    model = optimize(llama)
+    if case == "a hook":
+        model.register_forward_pre_hook(lambda *_: None)
+    for _ in range(2):
+        trusted.clear()
+        model.generate(prompt(1, 9), **NEW, **OWN[case])
+        assert {*trusted} == {case in ALONE}

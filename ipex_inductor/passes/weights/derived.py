@@ -52,6 +52,7 @@ from ipex_inductor.passes.weights.weight_results import (
 from ipex_inductor.passes.weights.weight_snapshot import Check, Current, Snapshot
 from ipex_inductor.reporting import decisions
 from ipex_inductor.runtime.huge_pages import available_memory, begin_mapping, trim_heap
+from ipex_inductor.runtime.untouched_weights import are_untouched
 from ipex_inductor.templates.tensor_reader import freed
 from ipex_inductor.templates.tensor_reader.weights_cpp import FACTS, SAME, Changed
 from ipex_inductor.templates.tensor_reader.write_watch import UnwatchableError
@@ -187,7 +188,7 @@ class DerivedWeights:
         asks = current.contents.asks if current.contents is not None else 0
         for _ in range(max(asks, 1)):  # each skips a weight that was rewritten with equal contents
             number = self._changed(inputs, current.read, current.contents)
-            if number == SAME and current.on_devices is not None:
+            if number == SAME and current.on_devices is not None and not are_untouched():
                 checks.append(Check(snapshot, current, current.on_devices.launch()))
             if number in (SAME, FACTS):
                 return number == SAME

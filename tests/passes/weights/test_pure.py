@@ -13,6 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ipex_inductor.passes.weights import pure, weight_snapshot
 from ipex_inductor.passes.weights.output_code import PrologueCode
 from ipex_inductor.passes.weights.program import Program, Ref, Step
+from ipex_inductor.runtime.untouched_weights import assume_untouched
 
 pytestmark = pytest.mark.unit
 
@@ -204,3 +205,20 @@ def test_old_results_are_freed_before_new_ones_are_computed(subject, monkeypatch
     )
     code([x, weight])
     assert seen == [None]
+
+
+@REPEATS
+def test_untouched_weights_are_not_compared_but_their_versions_are(subject):
+    code, x, weight, _ = subject
+    comparing = compare(code, weight)
+    with assume_untouched():
+        code([x, weight])
+        with assume_untouched(False):
+            code([x, weight])
+        assert comparing.events == []
+        weight.mul_(3)
+        (result,) = code([x, weight])
+    assert torch.equal(result, x @ (weight * 2))
+    comparing = compare(code, weight)
+    code([x, weight])
+    assert comparing.events == ["launch", "result"]
