@@ -158,14 +158,16 @@ def _split(
 def _fit_attention(
     context: CompileContext, graph: torch.fx.Graph, settings: "SplitSettings"
 ) -> None:
-    """Rewrite attention for this backend's CPU kernels, or for products computed in fp32."""
-    from ipex_inductor.passes.attention import decode_attention
+    """Rewrite attention for this backend's kernels, or for products computed in fp32."""
+    from ipex_inductor.passes.attention import decode_attention, decode_attention_gpu
     from ipex_inductor.passes.attention.short_attention import shorten
     from ipex_inductor.passes.weights import upcast
 
     report, why_not = context.graph_report, settings.why_not_blocked
-    if why_not and context.allows(decode_attention.NAME):
-        decode_attention.place_decoding(graph, report, why_not)
+    if context.allows(decode_attention.NAME):
+        decode_attention_gpu.place_decoding(graph, report)
+        if why_not:
+            decode_attention.place_decoding(graph, report, why_not)
     upcast.widen_attention(graph, settings.narrow, report)
     if why_not:
         shorten(graph, report, why_not)

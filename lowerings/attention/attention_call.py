@@ -26,7 +26,7 @@ class AttentionCall(OurCall):
         q, k, v, mask, *_ = tensors
         keys = k.get_size()[2]
         scores = [*q.get_size()[:3], keys]
-        steps = [0] * 4 if mask is None else _broadcast_strides(mask, scores)
+        steps = [0] * 4 if mask is None else broadcast_strides(mask, scores)
         strides = [*(x.get_stride() for x in (q, k, v, self)), steps]
         sizes = ", ".join(map(str, sizes_of(q.get_size(), keys, causal, strides)))
         pointers = ", ".join("nullptr" if x is None else address(x) for x in (*tensors, self))
@@ -63,7 +63,7 @@ def _realize_rows(x: Any, value: torch.Tensor) -> Any:
     return ir.ExternKernel.require_exact_strides(x, value.stride())
 
 
-def _broadcast_strides(mask: Any, scores: list[Any]) -> list[Any]:
+def broadcast_strides(mask: Any, scores: list[Any]) -> list[Any]:
     """Return the strides of `mask` broadcast to the scores."""
     missing = len(scores) - len(mask.get_size())
     sizes, strides = [1] * missing + [*mask.get_size()], [0] * missing + [*mask.get_stride()]

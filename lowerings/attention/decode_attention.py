@@ -1,11 +1,13 @@
-"""Lowering of `ipex::decode_attention` to a call of our kernel, from Python or C++."""
+"""Lowering of `ipex::decode_attention` to our kernel: a C++ call on CPUs, a Triton template."""
 
 from typing import Any
 
 import torch
-from torch._inductor.lowering import register_lowering
 
+from ipex_inductor.lowerings.attention import decode_attention_gpu
 from ipex_inductor.lowerings.attention.attention_call import AttentionCall, create_call
+from ipex_inductor.lowerings.common.registering import register_by_name
+from ipex_inductor.ops.common.defining import Arguments
 from ipex_inductor.templates.cpu import decode_attention
 
 NAME = "ipex_decode_attention"  # in generated code
@@ -25,12 +27,13 @@ class DecodeCall(AttentionCall):
         return self.write_call(kernel, (q, k, v, mask, table), False, scale)
 
 
-def _decode_attention(q: Any, k: Any, v: Any, mask: Any, table: Any, scale: float) -> Any:
-    constants = mask is not None, table is not None, scale
-    return create_call(DecodeCall, NAME, (q, k, v, mask, table), constants)
+def _lower(call: Arguments) -> Any:
+    if call.q.get_device().type == "cuda":
+        return decode_attention_gpu.lower(call)
+    constants = call.mask is not None, call.table is not None, call.scale
+    return create_call(DecodeCall, NAME, (call.q, call.k, call.v, call.mask, call.table), constants)
 
 
 def register() -> None:
     """Add the lowering to Inductor's registry."""
-    op = torch.ops.ipex.decode_attention.default
-    register_lowering(op, type_promotion_kind=None)(_decode_attention)
+    register_by_name(torch.ops.ipex.decode_attention.default, _lower)

@@ -1,4 +1,4 @@
-"""`ipex::decode_attention`: attention of few queries over a cache, on a CPU."""
+"""`ipex::decode_attention`: attention of few queries over a cache, on a CPU or an NVIDIA GPU."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,9 @@ from torch import Tensor
 from ipex_inductor.ops.common.defining import Arguments, fake, op
 from ipex_inductor.target.device import level
 
-# The kernel's bounds, which tables of beams depend on as well.
+# The kernels' bounds, which tables of beams depend on as well.
+LEAST_GPU = 80  # sm_80 is the first with bf16
+GPU_DTYPES = (torch.bfloat16, torch.float16)
 LEAST_CPU = "x86-64:avx2"  # of which all have the instructions that convert fp16
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LANES, WIDEST = 16, 256  # a head's width is a multiple of the first, and at most the second
@@ -16,10 +18,13 @@ QUERIES = 16
 
 
 def why_not_supported(arch: str, dtype: torch.dtype, width: int) -> str:
-    """Return why the kernel is not for a CPU and heads of a width, "" if it is."""
-    if level(arch) < level(LEAST_CPU):
+    """Return why no kernel is for a device and heads of a width, "" if one is."""
+    on_gpu = arch.startswith("sm_")
+    if on_gpu and int(arch.split(":")[0].removeprefix("sm_")) < LEAST_GPU:
+        return f"it needs sm_{LEAST_GPU} or later, not {arch}"
+    if not on_gpu and level(arch) < level(LEAST_CPU):
         return f"it needs {LEAST_CPU} or later, not {arch}"
-    if dtype not in DTYPES:
+    if dtype not in (GPU_DTYPES if on_gpu else DTYPES):
         return f"it has no {dtype}"
     return "" if width % LANES == 0 and width <= WIDEST else f"heads are {width} wide"
 
@@ -37,7 +42,8 @@ def decode_attention(
         q: [B, H, Q, D].
         k: [B, H, K, D], of the dtype of q.
         v: [B, H, K, D], of the dtype of q.
-        mask: broadcasts to [B, H, Q, K], of the dtype of q.
+        mask: broadcasts to [B, H, Q, K]; of the dtype of q and added to the scores, or on a GPU
+            bools that are true for visible keys.
         table: [B, K] of int64: key j of text b is the key j of text table[b, j]. None: of text b.
         scale: factor of the scores.
 
@@ -48,7 +54,9 @@ def decode_attention(
         k, v = (gather_rows(t, table) for t in (k, v))
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     scores = q.to(wide) @ k.to(wide).transpose(-1, -2) * scale
-    if mask is not None:
+    if mask is not None and mask.dtype is torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
         scores = scores + mask.to(wide)
     hidden = scores == -torch.inf
     shares = scores.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0)

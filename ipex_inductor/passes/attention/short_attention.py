@@ -71,13 +71,13 @@ def takes(node: Node) -> bool:
     first, second = values[:2]
     batch, heads, _, width = second.shape
     return (
-        [(user.target, user.args[1]) for user in node.users] == [(operator.getitem, 0)]
+        is_read_alone(node)
         and all(value.dtype == first.dtype and value.device.type == "cpu" for value in values)
         and tuple(first.shape) == (batch, heads, first.shape[2], width)
         and values[2].shape == second.shape
         and first.stride(3) == 1  # the result has the query's strides, so its rows are contiguous
         and not (rest[:1] or [node.kwargs.get("dropout_p", 0.0)])[0]
-        and _is_number(node.kwargs.get("scale"))
+        and is_number(node.kwargs.get("scale"))
     )
 
 
@@ -94,5 +94,11 @@ def _is_faster(node: Node) -> bool:
     )
 
 
-def _is_number(scale: Any) -> bool:
+def is_read_alone(node: Node) -> bool:
+    """Return whether only the first result of torch's attention is used."""
+    return [(user.target, user.args[1]) for user in node.users] == [(operator.getitem, 0)]
+
+
+def is_number(scale: Any) -> bool:
+    """Return whether a scale is a finite number, or None."""
     return scale is None or (isinstance(scale, int | float) and math.isfinite(scale))

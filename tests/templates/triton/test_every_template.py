@@ -301,10 +301,12 @@ SMALL = {
 def test_each_template_is_here():
     """Those of 8-bit integers are in `test_int8_templates.py`, FP8's in `test_fp8_scaling.py`.
 
-    Quantized weights are in `test_weight_only_template.py`.
+    Quantized weights are in `test_weight_only_template.py`, attention in
+    `test_decode_attention_template.py`.
     """
     others = {name.rpartition(".")[2] for name in (*INT8, WEIGHT_ONLY)}
-    assert {small.module for small in SMALL.values()} | others | {"fp8_scaling"} == modules()
+    others |= {"fp8_scaling", "decode_attention"}
+    assert {small.module for small in SMALL.values()} | others == modules()
     names = {small.name for small in SMALL.values()}
     names |= {f"ipex.triton.{name}" for name in (*INT8, WEIGHT_ONLY)}
     assert names == {*OURS, skinny.NAME, ""}
