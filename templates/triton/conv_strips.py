@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ipex_inductor.ops.conv.geometry import sides
+from ipex_inductor.templates.conv_geometry import geometry
 from ipex_inductor.templates.kernel_text import read_kernel_text
-from ipex_inductor.templates.triton.geometry import geometry
 
 SOURCE = read_kernel_text("triton/conv_strips.py.jinja")
 
