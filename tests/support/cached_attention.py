@@ -25,9 +25,8 @@ class Decoder(nn.Module):
         self.layers = layers
 
     def mask(self, position):
-        return (torch.arange(self.keys0.shape[2], device=position.device) <= position)[
-            None, None, None
-        ]
+        keys = torch.arange(self.keys0.shape[2], device=position.device)
+        return (keys <= position[:, None])[None, None]
 
     def repeat(self, states):
         batch, heads, keys, width = states.shape
@@ -50,7 +49,7 @@ class Added(Decoder):
     """The mask is added, and has other numbers than 0 and -inf."""
 
     def mask(self, position):
-        return super().mask(position).to(torch.bfloat16) * position
+        return super().mask(position).to(torch.bfloat16) * position[:, None]
 
 
 class Unmasked(Decoder):
