@@ -54,7 +54,7 @@ def test_layers_over_caches(kind):
 def test_tokens_of_a_model_are_likely_ones():
     """By the logits of the plain model in fp32; the step chooses them."""
     plain = FAMILIES["llama"].build().cuda()
-    model = optimize(plain.to(torch.bfloat16), dtype=torch.bfloat16)
+    model = optimize(plain.to(torch.bfloat16), dtype=torch.bfloat16, device="cuda")
     arguments = {name: each.cuda() for name, each in left_padded(3, 9).items()}
     decisions.clear()
     words = model.generate(**arguments, max_new_tokens=40, pad_token_id=0, eos_token_id=None)
@@ -73,7 +73,8 @@ def test_tokens_of_a_model_are_likely_ones():
 def test_greedy_tokens_are_those_of_the_loop(monkeypatch):
     from ipex_inductor.llm import greedy
 
-    model = optimize(FAMILIES["llama"].build().cuda().to(torch.bfloat16), dtype=torch.bfloat16)
+    plain = FAMILIES["llama"].build().cuda().to(torch.bfloat16)
+    model = optimize(plain, dtype=torch.bfloat16, device="cuda")
     arguments = {name: each.cuda() for name, each in left_padded(3, 9).items()}
     arguments |= {"max_new_tokens": 40, "pad_token_id": 0, "eos_token_id": None}
     here = model.generate(**arguments)

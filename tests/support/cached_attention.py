@@ -49,7 +49,7 @@ class Added(Decoder):
     """The mask is added, and has other numbers than 0 and -inf."""
 
     def mask(self, position):
-        return super().mask(position).to(torch.bfloat16) * position[:, None]
+        return super().mask(position).to(self.keys0.dtype) * position[:, None]
 
 
 class Unmasked(Decoder):
