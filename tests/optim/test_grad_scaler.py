@@ -56,7 +56,7 @@ def readings(monkeypatch):
         "_look_on_cuda",
         lambda optimizer, seen: seen or state_fingerprint.gradients(optimizer),
     )
-    monkeypatch.setattr(norms, "_reading", lambda _, seen, whole: Reading(seen.grads))
+    monkeypatch.setattr(norms, "_find_reading", lambda _, seen, whole: Reading(seen.grads))
     return Reading.made
 
 
