@@ -323,7 +323,7 @@ def test_a_graph_gets_a_reading_that_was_there_before(monkeypatch):
 
     monkeypatch.setattr(norms, "_make_reading", reading)
     monkeypatch.setattr(norms, "_captured", [])
-    monkeypatch.setattr(norms, "capturing", lambda: now.capturing)
+    monkeypatch.setattr(norms, "is_capturing", lambda: now.capturing)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     params = [torch.nn.Parameter(torch.ones(3)) for _ in range(2)]
     optimizer = torch.optim.SGD(params)
