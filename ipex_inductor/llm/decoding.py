@@ -330,9 +330,9 @@ class Step:
     def __init__(
         self, model: Any, ids: Tensor, model_kwargs: Mapping[str, Any], chooses: bool
     ) -> None:
-        self._model, leases = model, model.forward.pool.current
+        self._model, self._leases = model, model.forward.pool.current
         # A hook receives the model's output.
-        leases.chooses = chooses and not has_hooks(model) and model.device.type in greedy.DEVICES
+        self._chooses = chooses and not has_hooks(model) and model.device.type in greedy.DEVICES
         arguments = model.prepare_inputs_for_generation(ids, next_sequence_length=1, **model_kwargs)
         arguments[MASK] = model_kwargs[MASK].to(model.device)
         self._arguments = widen_mask(arguments, model_kwargs["past_key_values"])
@@ -348,7 +348,11 @@ class Step:
         """
         arguments = self._arguments
         arguments[TOKEN] = tokens[:, None].to(self._model.device)
-        output = self._model(**arguments, return_dict=True)
+        self._leases.chooses = self._chooses
+        try:
+            output = self._model(**arguments, return_dict=True)
+        finally:  # other calls of the model, as by a streamer, return logits
+            self._leases.chooses = False
         for name in COUNTED.intersection(arguments):
             arguments[name] = arguments[name] + 1
         return (None, output) if isinstance(output, Tensor) else (output.logits[:, -1], None)
@@ -361,7 +365,13 @@ def is_own(part: Any) -> bool:
 
 def has_hooks(model: Any) -> bool:
     """Return whether functions of the caller run before or behind each call of the model."""
-    return bool(model._forward_pre_hooks or model._forward_hooks)
+    of_all = torch.nn.modules.module
+    return any(
+        (
+            *(model._forward_pre_hooks, model._forward_hooks),
+            *(of_all._global_forward_pre_hooks, of_all._global_forward_hooks),
+        )
+    )
 
 
 def run(model: Any, text: Text, config: Any, streamer: Any, model_kwargs: dict[str, Any]) -> Tensor:

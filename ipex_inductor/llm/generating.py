@@ -38,6 +38,7 @@ class Generate:
             config_settings.log_replaced(self.model.config)
         if not config_settings.is_on(self.model.config, config_settings.LATENCY):
             return self._generate(args, kwargs)
+        self.__signature__.bind_partial(*args, **kwargs)  # raises for arguments given twice
         named = {**self.__signature__.bind_partial(*args).arguments, **kwargs}
         times = config_settings.TokenTimes()
         named["stopping_criteria"] = [*(named.get("stopping_criteria") or ()), times]

@@ -17,8 +17,8 @@ from ipex_inductor.templates.triton import decode_attention
 from ipex_inductor.templates.triton.decode_attention import Mask
 
 aten = torch.ops.aten
-# Counters of a graph, by their number. Each kernel leaves them zero for the next one.
-_counters: WeakKeyDictionary[Any, dict[int, Any]] = WeakKeyDictionary()
+# Counters of a graph, by their number and device. Each kernel leaves them zero for the next one.
+_counters: WeakKeyDictionary[Any, dict[tuple[int, torch.device], Any]] = WeakKeyDictionary()
 
 
 def _grid(batch: Any, heads: Any, rows: Any, width: Any, meta: Any) -> tuple[Any, ...]:
@@ -67,8 +67,9 @@ def _describe(mask: Any, scores: list[int]) -> Mask:
 def _find_counters(count: int, device: torch.device) -> Any:
     """Return zeros that the kernels of this graph share."""
     made = _counters.setdefault(V.graph, {})
-    if count not in made:
+    key = count, device
+    if key not in made:
         zeros = lowerings[aten.full.default]([count], 0, dtype=torch.int32, device=device)
         zeros.realize()
-        made[count] = zeros
-    return made[count]
+        made[key] = zeros
+    return made[key]

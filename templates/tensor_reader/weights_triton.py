@@ -150,6 +150,7 @@ class Comparer:
         self._in_turn = min(-(-self.total // sweep), MOST // (WORD * WORDS))
         self._kernels: dict[bool, cuda.Kernel] = {}
         self._waits = True
+        self._has_launched = False  # by the last call of `launch`
 
     def launch(self) -> int | None:
         """Launch a comparison of samples and of some blocks in turn; return its ticket.
@@ -158,9 +159,16 @@ class Comparer:
         """
         samples = len(self._weights)
         ticket = self._launch(False, samples=samples, rows=samples + self._in_turn)
+        self._has_launched = ticket is not None
         if ticket is not None:
             self._begin = (self._begin + self._in_turn) % self.total
         return ticket
+
+    def is_answered(self) -> bool:
+        """Return whether the last comparison was made, has ended, and found no difference."""
+        seen = self._seen
+        has_ended = all(seen[1 + slot] >= ticket for slot, ticket in enumerate(self._last))
+        return self._has_launched and has_ended and not seen[0]
 
     def find_differing(self, ticket: int) -> int | None:
         """Wait for a launch; return the number of a weight that differs, or None.

@@ -90,3 +90,38 @@ def test_a_call_of_the_model_behind_it_has_logits(llama, chosen):
     cache = model.generate(prompt(1, 9), **NEW, return_dict_in_generate=True).past_key_values
     output = model(input_ids=torch.tensor([[5]]), past_key_values=cache)
     assert output.logits.shape == (1, 1, llama.config.vocab_size)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced_only", "chosen")
+def test_a_call_of_the_model_between_two_tokens_has_logits(llama):
+    """A criterion that asks the model about another text, as a judge would."""
+    model, shapes = optimize(llama), []
+    cache = model.generate(prompt(1, 9), **NEW, return_dict_in_generate=True).past_key_values
+
+    def ask(input_ids, scores, **words):
+        if len(shapes) < 3:
+            output = model(input_ids=torch.tensor([[5]]), past_key_values=cache)
+            shapes.append(tuple(output.logits.shape))
+        return torch.zeros(1, dtype=torch.bool)
+
+    model.generate(prompt(1, 7), **NEW, stopping_criteria=[ask])
+    assert shapes == [(1, 1, llama.config.vocab_size)] * 3
+
+
+@pytest.mark.usefixtures("traced_only")
+@pytest.mark.slow
+def test_hooks_of_all_modules_receive_outputs(llama, chosen):
+    model, seen = optimize(llama), []
+
+    def record(module, args, output):
+        if module is model:
+            seen.append(output.logits.shape[-1])
+
+    handle = torch.nn.modules.module.register_module_forward_hook(record)
+    try:
+        model.generate(prompt(1, 9), **NEW)
+    finally:
+        handle.remove()
+    assert set(seen) == {llama.config.vocab_size}
+    assert len(chosen) == NEW["max_new_tokens"]

@@ -301,7 +301,7 @@ def _replace(
     if layer.is_dense:
         _fill_dense(linear, layer.read_dense().to(device, dtype), values)
         return
-    result = WeightOnlyLinear(layer.read(), values, compute).to(device)
+    result = WeightOnlyLinear(layer.read(), values, compute).to(device).move_to_huge_pages()
     result.train(linear.training)
     carry_hooks(linear, result)
     set_module(model, name, result)

@@ -95,11 +95,13 @@ def find_condition(mask: Node, attention: Node) -> Node:
     mask = _skip_expansions(mask)
     if mask.target is not aten.where.self:
         return mask
-    condition, shown, hidden = mask.args
+    args: tuple[Any, ...] = mask.args
+    condition, shown, hidden = args
     is_hidden = _is_filled(hidden, -math.inf) or (
         _is_filled(hidden, HIDDEN_BY_CUDNN) and _function(mask) == _function(attention) != ""
     )
-    is_condition = _is_filled(shown, 0.0) and is_hidden
+    is_bool = condition.meta["val"].dtype is torch.bool
+    is_condition = is_bool and _is_filled(shown, 0.0) and is_hidden
     return _skip_expansions(condition) if is_condition else mask
 
 

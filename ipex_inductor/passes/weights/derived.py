@@ -188,8 +188,10 @@ class DerivedWeights:
         asks = current.contents.asks if current.contents is not None else 0
         for _ in range(max(asks, 1)):  # each skips a weight that was rewritten with equal contents
             number = self._changed(inputs, current.read, current.contents)
-            if number == SAME and current.on_devices is not None and not are_untouched():
-                checks.append(Check(snapshot, current, current.on_devices.launch()))
+            on_devices = current.on_devices
+            is_compared = on_devices is not None and are_untouched() and on_devices.is_answered()
+            if number == SAME and on_devices is not None and not is_compared:
+                checks.append(Check(snapshot, current, on_devices.launch()))
             if number in (SAME, FACTS):
                 return number == SAME
             if not self._is_rewritten(snapshot, current, inputs, number):

@@ -65,6 +65,10 @@ class DeviceContents:
                     launched.append((numbers, comparer, ticket))
         return launched
 
+    def is_answered(self) -> bool:
+        """Return whether the last comparison has ended on each GPU, without a difference."""
+        return all(comparer.is_answered() for _, comparer in self.comparers)
+
     def forget(self) -> None:
         """Clear recorded differences: the weights are unchanged."""
         for _, comparer in self.comparers:

@@ -300,7 +300,8 @@ def _quantize_block(
             return WeightOnlyLinear.from_linear(linear, qconfig)
         quantized = round_by_gptq(read_weight(linear), hessian.total, settings)
         bias = None if linear.bias is None else linear.bias.detach().clone()
-        return WeightOnlyLinear(quantized, bias, qconfig.compute).train(linear.training)
+        layer = WeightOnlyLinear(quantized, bias, qconfig.compute).move_to_huge_pages()
+        return layer.train(linear.training)
 
     replace_layers(model, plan, decisions, quantize)
     for name in unreached:

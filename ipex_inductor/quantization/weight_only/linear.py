@@ -61,7 +61,7 @@ class WeightOnlyLinear(nn.Module):
         self.in_features, self.out_features = quantized.in_features, quantized.weight.shape[0]
         self.weight_dtype, self.group_size = quantized.weight_dtype, quantized.group_size
         self.compute = compute
-        self.register_buffer("quantized_weight", copy_to_huge_pages(quantized.weight))
+        self.register_buffer("quantized_weight", quantized.weight)
         self.register_buffer("scales", quantized.scales)
         self.register_buffer("zeros", quantized.zeros)
         self.register_buffer("order", quantized.order)
@@ -80,7 +80,7 @@ class WeightOnlyLinear(nn.Module):
         quantized = round_to_nearest(weight, qconfig.storage, size, symmetric)
         bias: Any = linear.bias
         layer = cls(quantized, None if bias is None else bias.detach().clone(), qconfig.compute)
-        return layer.train(linear.training)
+        return layer.move_to_huge_pages().train(linear.training)
 
     @classmethod
     def from_weight(
@@ -129,7 +129,8 @@ class WeightOnlyLinear(nn.Module):
                 f"one of {sizes[0]} and {sizes[1]} in {QuantMethod(quant_method).name}'s layout",
                 "Check quant_method and the sizes.",
             )
-        return cls(quantized, bias, "" if qconfig is None else qconfig.compute)
+        layer = cls(quantized, bias, "" if qconfig is None else qconfig.compute)
+        return layer.move_to_huge_pages()
 
     @property
     def quantized(self) -> QuantizedWeight:
@@ -213,8 +214,14 @@ class WeightOnlyLinear(nn.Module):
         finally:
             for name, buffer in self._quantized_buffers():
                 self._buffers[name] = buffer.view(dtypes[name])
-        if self.quantized_weight.device != device:
-            self.quantized_weight = copy_to_huge_pages(self.quantized_weight)
+        return self if self.quantized_weight.device == device else self.move_to_huge_pages()
+
+    def move_to_huge_pages(self) -> "WeightOnlyLinear":
+        """Copy a large weight of a CPU to memory that is read faster; return the layer.
+
+        Layers that share the weight must be made afterwards.
+        """
+        self.quantized_weight = copy_to_huge_pages(self.quantized_weight)
         return self
 
     def _quantized_buffers(self) -> list[tuple[str, Tensor]]:

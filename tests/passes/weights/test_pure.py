@@ -69,10 +69,14 @@ class Comparing:
 
     def __init__(self, weight):
         self.weight, self.seen, self.events = weight, weight.clone(), []
+        self.answers = True
 
     def launch(self):
         self.events.append("launch")
         return [([0], self, len(self.events))]
+
+    def is_answered(self):
+        return self.answers
 
     def find_differing(self, ticket):
         self.events.append("result")
@@ -221,4 +225,14 @@ def test_untouched_weights_are_not_compared_but_their_versions_are(subject):
     assert torch.equal(result, x @ (weight * 2))
     comparing = compare(code, weight)
     code([x, weight])
+    assert comparing.events == ["launch", "result"]
+
+
+@REPEATS
+def test_a_comparison_without_an_answer_is_made_again(subject):
+    code, x, weight, _ = subject
+    comparing = compare(code, weight)
+    comparing.answers = False
+    with assume_untouched():
+        code([x, weight])
     assert comparing.events == ["launch", "result"]

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from ipex_inductor.errors import QuantizationError
+from ipex_inductor.quantization.weight_only import quantize_weights
 from ipex_inductor.quantization.weight_only.linear import (
     QuantDtype,
     QuantMethod,
@@ -214,6 +215,21 @@ def test_a_large_weight_lies_on_huge_pages():
     moved = layer.to("meta").to_empty(device="cpu").quantized_weight
     assert first <= moved.data_ptr() < last
     assert moved.untyped_storage().nbytes() == moved.nbytes
+
+
+def test_layers_on_one_weight_share_its_memory():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(1024, 1024), nn.Linear(1024, 1024)
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    model = quantize_weights(Tied(), QConfigWoq(weight_dtype=1))
+    addresses = {layer.quantized_weight.data_ptr() for layer in (model.first, model.second)}
+    assert len(addresses) == 1
 
 
 def test_a_small_or_shared_weight_stays_where_it_is():
