@@ -1,4 +1,4 @@
-"""What the compilation of one request hands to each of its graphs, forward and backward."""
+"""Settings and results that all graphs of one compilation share, forward and backward."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

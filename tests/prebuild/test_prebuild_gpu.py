@@ -36,7 +36,9 @@ from ipex_inductor.target.device import find_target as target
 from support.helpers import Mlp
 
 pytestmark = [
-    pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="an H200 is pretended here; tests/gpu has the real one"
+    ),
     pytest.mark.usefixtures("guard_known"),
 ]
 

@@ -33,7 +33,7 @@ class LayoutError(RuntimeError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Where torch keeps the fields of a tensor; words count from the begin of a TensorImpl.
+    """Offsets of a tensor's fields in torch's memory; words count from the start of a TensorImpl.
 
     Attributes:
         impl: byte offset of the TensorImpl's address in a tensor's Python object.

@@ -115,7 +115,7 @@ def load_quantized(
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """What goes where: quantized layers, their biases, other tensors by all of their names."""
+    """Targets of a checkpoint's tensors: quantized layers, their biases, other tensors by name."""
 
     layers: dict[str, LayerPlan]
     biases: dict[str, TensorEntry]

@@ -31,7 +31,7 @@ BITS = (4, 8)
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """How the weights of a checkpoint are stored.
+    """Storage format of the weights of a checkpoint.
 
     `layout` is a key of `layouts.LAYOUTS`. `group_size` -1 is the whole row. With `mixed` layers
     may have other bits and groups, which their shapes tell. `block` are rows and columns of FP8

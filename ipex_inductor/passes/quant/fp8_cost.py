@@ -43,7 +43,7 @@ UNREAD = {QUANTIZE, TRANSPOSED, READ, *MOVES} | {
 
 @dataclass
 class Operand:
-    """What a GEMM reads.
+    """An operand that a GEMM reads.
 
     Args:
         source: quantization of it in the forward, or of a gradient.

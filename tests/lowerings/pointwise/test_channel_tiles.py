@@ -16,7 +16,9 @@ from ipex_inductor.target.device import find_target
 
 pytestmark = [
     pytest.mark.unit,
-    pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU"),
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="an H200 is pretended here; tests/gpu has the real one"
+    ),
 ]
 
 LAST = torch.channels_last

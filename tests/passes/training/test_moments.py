@@ -338,7 +338,9 @@ class Loss(nn.Module):
             return self.model(x).float().mean()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="an H200 is pretended here; tests/gpu has the real one"
+)
 @pytest.mark.parametrize(
     "how",
     [

@@ -316,7 +316,9 @@ PASSES = {
 }
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="an H200 is pretended here; tests/gpu has the real one"
+)
 @pytest.mark.usefixtures("code_alone")
 @pytest.mark.parametrize("name", PASSES)
 def test_how_often_an_image_is_moved(name, tmp_path, monkeypatch):

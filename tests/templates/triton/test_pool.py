@@ -142,7 +142,9 @@ def told(model, x, monkeypatch):
     return events
 
 
-no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a real GPU")
+no_gpu = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="an H200 is pretended here; tests/gpu has the real one"
+)
 
 
 @no_gpu
