@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-ENTRIES = ("cpu", "vision", "nlp", "train", "ops", "startup", "zoo")
+ENTRIES = ("cpu", "vision", "nlp", "train", "ops", "startup", "zoo", "zoo_gpu")
 STUDIES = "studies"
 
 
