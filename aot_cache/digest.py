@@ -73,6 +73,7 @@ ROOMS = (
     "ipex_inductor.passes.layout",
     "ipex_inductor.passes.optimizer",
     "ipex_inductor.passes.quant",
+    "ipex_inductor.passes.restated",
     "ipex_inductor.passes.training",
     "ipex_inductor.passes.weights",
     "ipex_inductor.prebuild",

@@ -3,6 +3,7 @@
 No record and no rule of the package was made for one of them.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -265,7 +266,7 @@ class Dlrm(nn.Module):
     @staticmethod
     def layers(*widths: int) -> nn.Sequential:
         """Return linear layers with ReLU."""
-        pairs = zip(widths, widths[1:], strict=False)
+        pairs = itertools.pairwise(widths)
         return nn.Sequential(*(nn.Sequential(nn.Linear(*pair), nn.ReLU()) for pair in pairs))
 
     def forward(self, dense: Tensor, rows: Tensor) -> Tensor:

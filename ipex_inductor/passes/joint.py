@@ -9,7 +9,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ipex_inductor import compat
 from ipex_inductor.errors import PassError
-from ipex_inductor.passes.attention import attention, misread
+from ipex_inductor.passes.attention import attention, head_layouts, misread
 from ipex_inductor.passes.correctness import corrections
 from ipex_inductor.passes.correctness.output_strides import OutputStrides
 from ipex_inductor.passes.engine.rule import apply_rules, whole_ops
@@ -35,17 +35,30 @@ from ipex_inductor.passes.quant import (
     values,
     weight_only,
 )
+from ipex_inductor.passes.restated import activations, restatement, upsampled
 from ipex_inductor.passes.training import moments, pool, relu_masks, training
 from ipex_inductor.passes.weights.packing import also_in, transpose_weights
 from ipex_inductor.reporting.decisions import GraphReport
 
 RULES = (*conv.RULES, *linear.RULES, *left.RULES)
 RULE_NAMES = frozenset(rule.name for rule in RULES) | (
-    folding.NAMES | {attention.NAME, batch_norm_relu.NAME, shared_input.NAME}
+    folding.NAMES
+    | restatement.NAMES
+    | {
+        upsampled.NAME,
+        head_layouts.NAME,
+        attention.NAME,
+        batch_norm_relu.NAME,
+        shared_input.NAME,
+    }
 )
 WHOLE = whole_ops(RULES) | folding.WHOLE | attention.WHOLE | pool.WHOLE
 
 INFERENCE, TRAINING, BOTH = Graphs.INFERENCE, Graphs.TRAINING, Graphs.BOTH
+
+
+def _read_heads_in_place(c: PassContext) -> None:
+    head_layouts.read_in_place(c.graph, c.report)
 
 
 def _choose_layout(c: PassContext) -> None:
@@ -54,6 +67,14 @@ def _choose_layout(c: PassContext) -> None:
 
 def _fold_batch_norms(c: PassContext) -> None:
     folding.fold_batch_norms(c.graph, c.weights, c.settings.rules_off, c.report)
+
+
+def _restate(c: PassContext) -> None:
+    restatement.restate(c.graph, c.settings.rules_off, c.report)
+
+
+def _commute_upsampling(c: PassContext) -> None:
+    upsampled.commute(c.graph, c.weights, c.report)
 
 
 def _transpose_weights(c: PassContext) -> None:
@@ -98,7 +119,7 @@ def _join_linears(c: PassContext) -> None:
 
 
 def _convert_to_channels_last(c: PassContext) -> None:
-    channels_last.convert(c.graph, c.report)
+    channels_last.convert(c.graph, c.report, c.prefers_channels_last)
 
 
 def _fuse_batch_norm_relu(c: PassContext) -> None:
@@ -137,6 +158,8 @@ def _hide_misread_attention(c: PassContext) -> None:
 PASSES = (
     # Rules are for weights, among which are dequantized ones.
     Pass("quantized values", INFERENCE, _prepare_quantized, products.NAME),
+    # A copy behind attention may be without effect afterwards.
+    Pass("attention copies", INFERENCE, _read_heads_in_place, head_layouts.NAME),
     # Patterns do not see through clones and views without effect.
     Pass("no-ops", INFERENCE, lambda c: drop_noops(c.graph), ANY_RULE),
     # No rule of linear layers is for a GEMM in FP8, or for a weight that is stored in it.
@@ -145,6 +168,18 @@ PASSES = (
     Pass("layout choice", INFERENCE, _choose_layout, channels_last.NAME),
     # A fold leaves a product beside its activation, which rules fuse.
     Pass("batch norm folding", INFERENCE, _fold_batch_norms, ANY_RULE, changes_weights=True),
+    # Convolutions have the weights and biases of their batch norms by now.
+    Pass(
+        "convolutions before upsampling",
+        INFERENCE,
+        _commute_upsampling,
+        upsampled.NAME,
+        changes_weights=True,
+    ),
+    # Rules look for an activation right behind a convolution.
+    Pass("activations", INFERENCE, lambda c: activations.move_before_views(c.graph), ANY_RULE),
+    # Rules see the linear layers and 2D convolutions that others are restated as.
+    Pass("restatements", INFERENCE, _restate, ANY_RULE, changes_weights=True),
     # Patterns of linear layers read the weight transposed.
     Pass("weight transposes", INFERENCE, _transpose_weights, changes_weights=True),
     # A rule reports a softmax as left to Inductor, which may be of an attention.
@@ -161,7 +196,7 @@ PASSES = (
         INFERENCE,
         _convert_to_channels_last,
         channels_last.NAME,
-        condition=lambda c: c.prefers_channels_last,
+        condition=lambda c: c.prefers_channels_last or channels_last.has_videos(c.graph),
         changes_weights=True,
     ),
     Pass("strides", INFERENCE, lambda c: channels_last.hold_strides(c.graph), ANY_RULE),

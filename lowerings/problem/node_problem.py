@@ -72,9 +72,10 @@ def problem_of(
 
 
 def by_one_layout(op: str, operands: Sequence[Operand]) -> tuple[Operand, ...]:
-    """Return the operands of `op`, with 1x1 kernels marked channels-last if the activation is.
+    """Return the operands of `op`, with windows of one layout marked as the activation's.
 
-    Both layouts are one in memory, so a model that is all channels-last has a record of it.
+    1x1 windows, and windows of one channel, lie alike in memory in both layouts. So a model whose
+    weights are channels-last too has their records.
     """
     factors = LAST_FACTORS.get(op.partition(".")[2].partition(".")[0], ())
     channels_last = bool(operands) and len(operands[0].shape) == 4 and operands[0].stride[1] == 1
@@ -84,10 +85,14 @@ def by_one_layout(op: str, operands: Sequence[Operand]) -> tuple[Operand, ...]:
 
 
 def _as_last(window: Operand) -> Operand:
-    shape = window.shape
-    if len(shape) != 4 or shape[2:] != (1, 1) or window.stride[:2] != (shape[1], 1):
+    if len(window.shape) != 4:
         return window
-    return replace(window, stride=(shape[1], 1, shape[1], shape[1]))
+    channels, height, width = window.shape[1:]
+    if (height, width) == (1, 1) and window.stride[:2] == (channels, 1):
+        return replace(window, stride=(channels, 1, channels, channels))
+    if channels == 1 and window.stride[2:] == (width, 1):
+        return replace(window, stride=(window.stride[0], 1, width, 1))
+    return window
 
 
 def _bound(node: Node) -> tuple[list[Node], dict[str, Constant]] | None:

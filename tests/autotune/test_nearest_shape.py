@@ -67,6 +67,7 @@ def asked(problem, folder=None):
 # Of ConvNeXt-Tiny, EfficientNet-B3 and a ResNet of more channels, at sizes of images of their own.
 TAKEN = {
     "7x7, each channel": (conv((64, 96, 72, 72), (96, 1, 7, 7), 1, 3, 96), "depthwise"),
+    "far fewer images, each channel": (conv((1, 96, 7, 7), (96, 1, 7, 7), 1, 3, 96), "depthwise"),
     "5x5, each channel": (conv((64, 288, 19, 19), (288, 1, 5, 5), 1, 2, 288), "depthwise"),
     "a stem": (conv((64, 3, 256, 256), (80, 3, 7, 7), 2, 3), "stem"),
     "patches": (conv((64, 3, 256, 256), (96, 3, 4, 4), 4, 0), "stem"),
@@ -82,7 +83,7 @@ TAKEN = {
 SILENT = {
     "groups of powers of two": conv((64, 192, 28, 28), (192, 16, 3, 3), 1, 1, 12),
     "a window that was not measured": conv((64, 96, 56, 56), (96, 1, 9, 9), 1, 4, 96),
-    "far fewer images and pixels": conv((1, 96, 7, 7), (96, 1, 7, 7), 1, 3, 96),
+    "far fewer images and pixels": conv((1, 432, 4, 4), (432, 48, 3, 3), 1, 1, 9),
     "few rows, by one": linear(8, 2048, 6144),
     "rows that are aligned, by those that are not": linear(4096, 1280, 51864),
     "four times the rows of one": linear(784, 384, 1536, bias=True),

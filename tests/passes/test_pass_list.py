@@ -19,10 +19,11 @@ pytestmark = pytest.mark.unit
 
 aten = torch.ops.aten
 
-IN_INFERENCE = """quantized values, no-ops, fp8 linears, layout choice, batch norm folding,
-weight transposes, attention, rules, int8 products, weight-only linears, linears on one input,
-channels-last, strides, batch norm and relu, library calls, shared parts, misread attention,
-decompositions, fp8, corrections"""
+IN_INFERENCE = """quantized values, attention copies, no-ops, fp8 linears, layout choice, batch
+norm folding, convolutions before upsampling, activations, restatements, weight
+transposes, attention, rules, int8 products, weight-only linears, linears on one
+input, channels-last, strides, batch norm and relu, library calls, shared parts,
+misread attention, decompositions, fp8, corrections"""
 IN_TRAINING = """batch norm report, attention report, training rules, max pools, image calls,
 weight gradient calls, misread attention, decompositions, fp8 cost, fp8 shared inputs,
 fp8 records, fp8 report, corrections, moments, relu masks"""
@@ -30,8 +31,10 @@ UNSWITCHED = """weight transposes, library calls, image calls, weight gradient c
 misread attention, decompositions, corrections"""
 SWITCHED_ALONE = {
     "attention": "softmax(q@k)@v",
+    "attention copies": "attention-copies",
     "batch norm and relu": "batch_norm+relu|conv",
     "channels-last": "channels-last",
+    "convolutions before upsampling": "conv|upsample",
     "fp8": "fp8",
     "fp8 cost": "fp8 cost",
     "fp8 linears": "fp8",
@@ -218,7 +221,8 @@ def test_weights_are_computed_once_when_they_are_read(monkeypatch):
 
 
 def test_passes_that_make_other_weights_say_so():
-    expected = ["batch norm folding", "weight transposes", "channels-last"]
+    expected = ["batch norm folding", "convolutions before upsampling", "restatements"]
+    expected += ["weight transposes", "channels-last"]
     assert [each.name for each in PASSES if each.changes_weights] == expected
 
 

@@ -312,6 +312,20 @@ def test_a_problem_is_known_by_the_switches_that_it_obeys(op, dtype, obeyed, usu
     assert problem_of(node, H200, settings_of("cuda")).settings == obeyed
 
 
+def test_a_window_of_one_channel_is_known_by_one_layout(h200):
+    """Of a depthwise convolution whose weight is contiguous, as no batch norm is folded into it."""
+
+    def fn(x, weight, bias):
+        return conv(x, weight, bias, padding=1, groups=8)
+
+    x, bias = image(2, 8, 6, 6), torch.randn(8).bfloat16()
+    last = image(8, 1, 3, 3)
+    plain = last.clone(memory_format=torch.contiguous_format)
+    assert (last.stride(), plain.stride()) == ((9, 1, 3, 1), (9, 9, 3, 1))
+    known, found = (problem_in(fn, x, weight, bias) for weight in (last, plain))
+    assert encode(found) == encode(known)
+
+
 def test_a_window_of_one_pixel_is_known_by_one_layout(h200):
     """Of a model that is not in channels-last too, whose images alone are turned."""
 

@@ -16,6 +16,7 @@ from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE
 from ipex_inductor.passes.layout import channels_last
 from ipex_inductor.reporting.decisions import GraphReport
+from support.rewritten import rewrite
 
 pytestmark = pytest.mark.unit
 
@@ -198,3 +199,47 @@ def test_random_draws_are_made_in_their_order():
     got = gm(*given)
     torch.manual_seed(0)
     torch.testing.assert_close(got, fn(*given), rtol=0, atol=0)
+
+
+VIDEO = torch.randn(2, 8, 3, 9, 9).bfloat16()
+
+
+def convert_videos(fn, *inputs):
+    """Return the graph of `fn` behind the pass, for a GPU."""
+    run = lambda graph, report: channels_last.convert(graph, report, images=False)  # noqa: E731
+    return rewrite(run, fn, *inputs)[0]
+
+
+def videos_of(gm):
+    found = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+    last = torch.channels_last_3d
+    return [
+        node.args[0].meta["val"].is_contiguous(memory_format=last)
+        for node in found
+        if node.meta["val"].dim() == 5
+    ]
+
+
+def test_videos_on_a_gpu_are_converted_once(each_weight):
+    def fn(x, first, second):
+        y = F.conv3d(x, first, padding=1).relu()
+        return F.conv3d(F.max_pool3d(y, (1, 2, 2)), second, padding=1)
+
+    gm = convert_videos(
+        fn, VIDEO, *(w.bfloat16() for w in weights((16, 8, 3, 3, 3), (8, 16, 3, 3, 3)))
+    )
+    assert videos_of(gm) == [bool(each_weight)] * 2  # images alone stand for a CPU
+    clones = gm.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert len(clones) == 4 * each_weight  # input, weights, and the result's former layout
+
+
+@pytest.mark.parametrize(("channels", "dtype"), [(3, torch.bfloat16), (8, torch.float32)])
+def test_other_videos_keep_their_layout(channels, dtype):
+    x, weight = torch.randn(2, channels, 3, 9, 9), torch.randn(4, channels, 3, 3, 3)
+    gm = convert_videos(lambda x, w: F.conv3d(x, w), x.to(dtype), weight.to(dtype))
+    assert videos_of(gm) == [False]
+
+
+def test_images_stay_where_only_videos_are_converted(each_weight):
+    gm = convert_videos(lambda x, w: F.conv2d(x, w), X, *weights((4, 8, 3, 3)))
+    assert images_of(gm) == [False]
