@@ -53,9 +53,7 @@ def commute(graph: torch.fx.Graph, weights: Container[Node], report: GraphReport
         chains = [find_upsampling(part) for part in parts]
         if max((chain.growth for chain in chains if chain), default=0) < LEAST_GROWTH:
             continue
-        reason = _why_not(
-            node, [c.source if c else p for c, p in zip(chains, parts, strict=True)], weights
-        )
+        reason = _why_not(node, parts, chains, weights)
         report.add("missed" if reason else "fired", NAME, reason or "", user_line(node))
         if reason is None:
             counters["ipex"][NAME] += 1
@@ -79,6 +77,11 @@ class Upsampling:
         """The pixels of the image for each of its source."""
         large, small = (math.prod(_sizes(node)[2:]) for node in (self.nodes[-1], self.source))
         return float(large / small)
+
+    @property
+    def picks(self) -> int:
+        """The pixels of the source that each pixel of the image is computed from."""
+        return sum(node.target in PICKS for node in self.nodes)
 
 
 def find_upsampling(image: Node) -> Upsampling | None:
@@ -172,8 +175,19 @@ def _read_cat(tensors: Any, dim: int = 0) -> tuple[Any, int]:
     return tensors, dim
 
 
-def _why_not(node: Node, images: list[Node], weights: Container[Node]) -> str | None:
+def is_on_cpu(node: Node) -> bool:
+    """Return whether the result of a node is on a CPU."""
+    return bool(node.meta["val"].device.type == "cpu")
+
+
+def _why_not(
+    node: Node, parts: list[Node], chains: list[Upsampling | None], weights: Container[Node]
+) -> str | None:
+    """Return why a convolution of upsampled parts is not moved, or None."""
     value = node.meta["val"]
+    images = [chain.source if chain else part for part, chain in zip(parts, chains, strict=True)]
+    if is_on_cpu(node) and any(chain.picks > 1 for chain in chains if chain):
+        return "on a CPU a sum of interpolated images takes longer than is saved"
     if node.args[1] not in weights:
         return "its weight is no parameter"
     if value.dtype not in FLOATS or any(x.meta["val"].dtype != value.dtype for x in images):

@@ -13,6 +13,11 @@ aten = torch.ops.aten
 LAST = torch.channels_last
 
 
+@pytest.fixture(autouse=True)
+def taken_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(upsampled, "is_on_cpu", lambda node: False)
+
+
 def moved(fn, weight, *inputs):
     """Return the graph of `fn(weight, bias, *inputs)`, whose first input is a weight."""
 
@@ -135,3 +140,10 @@ def test_more_channels_are_not_upsampled_instead():
     gm, events = moved(fn, torch.randn(9, 5, 1, 1), torch.randn(2, 5, 4, 4))
     assert [event[0] for event in events] == ["missed"]
     assert sizes(gm) == [8]
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("nearest", "fired"), ("bilinear", "missed")])
+def test_on_a_cpu_only_copied_pixels_are_convolved_before(monkeypatch, mode, kind):
+    monkeypatch.undo()
+    _, events = moved(head(mode=mode), torch.randn(3, 15, 1, 1), *levels())
+    assert [event[0] for event in events] == [kind]
