@@ -72,6 +72,10 @@ TAKEN = {
     "a stem": (conv((64, 3, 256, 256), (80, 3, 7, 7), 2, 3), "stem"),
     "patches": (conv((64, 3, 256, 256), (96, 3, 4, 4), 4, 0), "stem"),
     "one row": (linear(1, 2048, 6144), "few_rows"),
+    "a dilation of its own": (
+        conv((2, 1536, 60, 60), (256, 1536, 3, 3), 1, 18, dilation=(18, 18)),
+        "boxes",
+    ),
     "an odd number of words": (linear(384, 1280, 51865), "pipelined"),
     "ReLU6 behind": (
         conv((64, 120, 60, 60), (120, 1, 3, 3), 1, 1, 120, unary="hardtanh", scalars=(0.0, 6.0)),
@@ -81,6 +85,9 @@ TAKEN = {
     "SiLU behind": (conv((64, 3, 300, 300), (40, 3, 3, 3), 2, 1, unary="silu"), "stem"),
 }
 SILENT = {
+    "a dilated window that loses pixels": conv(
+        (8, 2048, 64, 64), (256, 2048, 3, 3), 1, 6, dilation=(12, 12)
+    ),
     "groups of powers of two": conv((64, 192, 28, 28), (192, 16, 3, 3), 1, 1, 12),
     "a window that was not measured": conv((64, 96, 56, 56), (96, 1, 9, 9), 1, 4, 96),
     "far fewer images and pixels": conv((1, 432, 4, 4), (432, 48, 3, 3), 1, 1, 9),
