@@ -76,7 +76,7 @@ def has_videos(graph: torch.fx.Graph) -> bool:
     )
 
 
-def convert(graph: torch.fx.Graph, report: GraphReport, images: bool = True) -> None:
+def convert(graph: torch.fx.Graph, report: GraphReport, with_images: bool = True) -> None:
     """Have convolutions read and return channels-last; all other nodes keep their layouts.
 
     Results of the graph keep their strides.
@@ -84,13 +84,18 @@ def convert(graph: torch.fx.Graph, report: GraphReport, images: bool = True) -> 
     Args:
         graph: The graph, changed in place.
         report: Gets the decisions.
-        images: Whether 2D convolutions are converted, not only 3D ones.
+        with_images: Whether 2D convolutions are converted, not only 3D ones.
     """
-    converted = [n for n in graph.nodes if (images and _is_image(n)) or _is_video(n)]
+    converted = [n for n in graph.nodes if (with_images and _is_image(n)) or _is_video(n)]
     if not converted:
         return
     _Conversion(graph, {*converted}).run()
-    report.add("choice", NAME, f"{len(converted)} convolutions, as Inductor would have it")
+    videos = sum(_val(node).dim() == 5 for node in converted)
+    if videos:
+        report.add("choice", NAME, f"{videos} 3D convolutions, as cuDNN's fast kernels read them")
+    if videos < len(converted):
+        images = len(converted) - videos
+        report.add("choice", NAME, f"{images} convolutions, as Inductor would have it")
 
 
 def hold_strides(graph: torch.fx.Graph) -> None:
