@@ -85,6 +85,9 @@ TAKEN = {
     "SiLU behind": (conv((64, 3, 300, 300), (40, 3, 3, 3), 2, 1, unary="silu"), "stem"),
 }
 SILENT = {
+    "a dilation that libraries know": conv(
+        (8, 512, 64, 64), (512, 512, 3, 3), 1, 4, dilation=(4, 4)
+    ),
     "a dilated window that loses pixels": conv(
         (8, 2048, 64, 64), (256, 2048, 3, 3), 1, 6, dilation=(12, 12)
     ),
