@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 Node = torch.fx.Node
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -25,14 +26,15 @@ def has_equal_bags(node: Node) -> bool:
     weight, indices, offsets, _ = _read_node(node)
     if offsets.target is not prims.iota.default:
         return False
-    bags = offsets.args[0]
+    (bags,) = offsets.meta["val"].shape
     start, length = offsets.kwargs["start"], offsets.kwargs["step"]
-    sizes = (bags, length, *indices.meta["val"].shape, *weight.meta["val"].shape)
     return (
-        all(isinstance(size, int) for size in sizes)
+        weight.meta["val"].dim() == 2
         and indices.meta["val"].dim() == 1
         and start == 0
-        and bags * length == indices.meta["val"].numel() > 0
+        and isinstance(length, int)
+        and length > 0
+        and statically_known_true(bags * length == indices.meta["val"].numel())
     )
 
 

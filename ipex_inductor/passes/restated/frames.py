@@ -8,6 +8,7 @@ window reads become channels, padded with zeros to whole vectors, as many as ten
 once.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ def has_frames(node: Node) -> bool:
         and not transposed
         and groups == 1
         and dilation[0] == 1
-        and x.meta["val"].shape[1] <= FEW
-        and weight.meta["val"].shape[2] <= MOST
+        and _is_at_most(x.meta["val"].shape[1], FEW)
+        and _is_at_most(weight.meta["val"].shape[2], MOST)
     )
 
 
@@ -43,9 +44,10 @@ def why_not(node: Node) -> str | None:
     image = x.meta["val"]
     if image.dtype not in HALVES:
         return f"it is measured in 16 bits alone, and this is in {image.dtype}"
-    if not all(isinstance(size, int) for size in (*image.shape, *weight.meta["val"].shape)):
-        return "its sizes vary"
-    return None if node.meta["val"].numel() else "it is empty"
+    sizes = (*image.shape[1:], *image.stride(), *weight.meta["val"].shape)
+    if not all(isinstance(size, int) for size in sizes):
+        return "other sizes than its batch vary"
+    return None if math.prod(node.meta["val"].shape[1:]) else "it is empty"
 
 
 def convolve_frames(
@@ -73,8 +75,8 @@ def convolve_frames(
     taps, window = weight.shape[2], weight.shape[3:]
     padded = F.pad(x, (0, 0, 0, 0, padding[0], padding[0]))
     read = padded.unfold(2, taps, stride[0]).permute(0, 2, 5, 1, 3, 4)  # N, frames, kd, C, H, W
-    batch, count = read.shape[:2]
-    images = read.reshape(batch * count, taps * x.shape[1], *x.shape[3:])
+    count = read.shape[1]
+    images = read.reshape(-1, taps * x.shape[1], *x.shape[3:])
     kernel = weight.permute(0, 2, 1, 3, 4).reshape(weight.shape[0], images.shape[1], *window)
     missing = -images.shape[1] % VECTOR
     images, kernel = (F.pad(part, (0, 0, 0, 0, 0, missing)) for part in (images, kernel))
@@ -89,8 +91,13 @@ def convolve_frames(
         [0, 0],
         1,
     )
-    videos: Tensor = result.unflatten(0, (batch, count)).transpose(1, 2)
+    videos: Tensor = result.unflatten(0, (-1, count)).transpose(1, 2)
     return videos
+
+
+def _is_at_most(size: object, most: int) -> bool:
+    """Return whether a size does not vary and is at most so large."""
+    return isinstance(size, int) and size <= most
 
 
 def _read(node: Node) -> Any:

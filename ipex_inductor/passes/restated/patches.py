@@ -31,7 +31,8 @@ def has_patches(node: Node) -> bool:
     if x.meta["val"].dim() != 4 or transposed or groups != 1:
         return False
     window = [*weight.meta["val"].shape[2:]]
-    least = FEW_PIXELS if x.meta["val"].shape[1] <= FEW_CHANNELS else 1
+    channels = x.meta["val"].shape[1]
+    least = FEW_PIXELS if isinstance(channels, int) and channels <= FEW_CHANNELS else 1
     return (
         window == [*stride]
         and math.prod(window) > least
@@ -46,10 +47,10 @@ def why_not(node: Node) -> str | None:
     image = x.meta["val"]
     if image.dtype not in HALVES:
         return f"it is measured in 16 bits alone, and this is in {image.dtype}"
-    sizes = (*image.shape, *image.stride(), *weight.meta["val"].shape)
+    sizes = (*image.shape[1:], *image.stride(), *weight.meta["val"].shape)
     if not all(isinstance(size, int) for size in sizes):
-        return "its sizes vary"
-    return None if node.meta["val"].numel() else "it is empty"
+        return "other sizes than its batch vary"
+    return None if math.prod(node.meta["val"].shape[1:]) else "it is empty"
 
 
 def multiply_patches(
@@ -66,20 +67,20 @@ def multiply_patches(
     Returns:
         (N, O, H // p, W // q), a view of channels-last rows.
     """
-    batch, channels, height, width = x.shape
+    channels, height, width = x.shape[1:]
     outputs, p, q = weight.shape[0], *weight.shape[2:]
     rows, columns = height // p, width // q
     x = x[:, :, : rows * p, : columns * q]
-    tiles = x.reshape(batch, channels, rows, p, columns, q)
+    tiles = x.unflatten(3, (columns, q)).unflatten(2, (rows, p))
     # Elements that are neighbors in memory stay neighbors, so that whole vectors are copied.
     if compat.is_channels_last(x):
         tiles, weight = tiles.permute(0, 2, 4, 3, 5, 1), weight.permute(0, 2, 3, 1)
     else:
         tiles = tiles.permute(0, 2, 4, 1, 3, 5)
     matrix = weight.reshape(outputs, channels * p * q).t()
-    patches = tiles.reshape(batch * rows * columns, channels * p * q)
+    patches = tiles.reshape(-1, channels * p * q)
     product = patches @ matrix if bias is None else torch.addmm(bias, patches, matrix)
-    return product.view(batch, rows, columns, outputs).permute(0, 3, 1, 2)
+    return product.view(-1, rows, columns, outputs).permute(0, 3, 1, 2)
 
 
 def _read(node: Node) -> Any:

@@ -75,7 +75,7 @@ class Upsampling:
     @property
     def growth(self) -> float:
         """The pixels of the image for each of its source."""
-        large, small = (math.prod(_sizes(node)[2:]) for node in (self.nodes[-1], self.source))
+        large, small = (math.prod(_sizes(node)[2:4]) for node in (self.nodes[-1], self.source))
         return float(large / small)
 
     @property
@@ -94,7 +94,9 @@ def find_upsampling(image: Node) -> Upsampling | None:
     source = _trace_back(image, nodes)
     if source is None or not nodes:
         return None
-    if not all(isinstance(size, int) and size for size in (*_sizes(source), *_sizes(image))):
+    if not all(
+        isinstance(size, int) and size for size in (*_sizes(source)[1:], *_sizes(image)[1:])
+    ):
         return None
     upsampling = Upsampling(source, [*nodes])
     return upsampling if upsampling.growth >= 1 else None
@@ -192,6 +194,8 @@ def _why_not(
         return "its weight is no parameter"
     if value.dtype not in FLOATS or any(x.meta["val"].dtype != value.dtype for x in images):
         return "its parts are of other dtypes"
+    if not all(isinstance(image.meta["val"].shape[1], int) for image in images):
+        return "its channels vary"
     channels = sum(image.meta["val"].shape[1] for image in images)
     if value.shape[1] > channels:
         return "it returns more channels than it reads, which would be upsampled instead"

@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from ipex_inductor.passes.restated import embedding_bags, frames, patches, restatement
+from ipex_inductor.passes.restated import embedding_bags, frames, patches, restatement, upsampled
 from ipex_inductor.reporting.decisions import GraphReport
 from support.rewritten import count, rewrite, trace
+from torch._dynamo.utils import counters
 
 pytestmark = pytest.mark.unit
 
@@ -171,3 +172,43 @@ def test_nothing_is_restated_on_a_cpu(monkeypatch):
     gm, _ = trace(convolve(stride=8), torch.randn(1, 3, 16, 16, dtype=BF16), *windows())
     restatement.restate(gm.graph, (), report := GraphReport())
     assert (count(gm, aten.convolution.default), report.events) == (1, [])
+
+
+class AllKinds(torch.nn.Module):
+    """Patches, frames, bags and an upsampled image."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches = torch.nn.Conv2d(3, 8, 8, 8, dtype=BF16)
+        self.frames = torch.nn.Conv3d(3, 8, 3, padding=1, dtype=BF16)
+        self.bags = torch.nn.EmbeddingBag(20, 8, mode="mean")
+        self.mix = torch.nn.Conv2d(6, 4, 1)
+
+    def forward(self, image, video, rows, small, large):
+        mixed = self.mix(torch.cat([F.interpolate(small, scale_factor=2.0), large], 1))
+        return self.patches(image), self.frames(video), self.bags(rows), mixed
+
+
+def test_a_batch_that_varies_is_one_graph():
+    inputs = (
+        torch.randn(4, 3, 17, 16, dtype=BF16),
+        torch.randn(4, 3, 3, 8, 8, dtype=BF16),
+        torch.randint(20, (4, 5)),
+        torch.randn(4, 4, 3, 3),
+        torch.randn(4, 2, 6, 6),
+    )
+    for each in inputs:
+        torch._dynamo.mark_dynamic(each, 0)
+    model = AllKinds().eval()
+    counters.clear()
+    compiled = torch.compile(model, backend="ipex", fullgraph=True, options={"strict": True})
+    with torch.no_grad():
+        for some in (inputs, [each[:3] for each in inputs]):
+            for result, expected in zip(compiled(*some), model(*some), strict=True):
+                # Each result is rounded once, from sums of some hundred products in fp32.
+                bound = 1e-5 if expected.dtype is torch.float32 else 1e-2
+                torch.testing.assert_close(result, expected, rtol=bound, atol=bound)
+                assert result.stride() == expected.stride()
+    assert counters["stats"]["unique_graphs"] == 1
+    fired = {name: counters["ipex"][name] for name in (*restatement.NAMES, upsampled.NAME)}
+    assert fired == dict.fromkeys(fired, 1)
