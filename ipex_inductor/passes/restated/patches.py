@@ -71,7 +71,7 @@ def multiply_patches(
     outputs, p, q = weight.shape[0], *weight.shape[2:]
     rows, columns = height // p, width // q
     x = x[:, :, : rows * p, : columns * q]
-    tiles = x.unflatten(3, (columns, q)).unflatten(2, (rows, p))
+    tiles = x.reshape(-1, channels, rows, p, columns, q)
     # Elements that are neighbors in memory stay neighbors, so that whole vectors are copied.
     if compat.is_channels_last(x):
         tiles, weight = tiles.permute(0, 2, 4, 3, 5, 1), weight.permute(0, 2, 3, 1)

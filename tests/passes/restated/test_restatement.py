@@ -6,11 +6,11 @@ No GPU is needed: the passes take the graph of a CPU for one.
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.utils import counters
 
 from ipex_inductor.passes.restated import embedding_bags, frames, patches, restatement, upsampled
 from ipex_inductor.reporting.decisions import GraphReport
 from support.rewritten import count, rewrite, trace
-from torch._dynamo.utils import counters
 
 pytestmark = pytest.mark.unit
 
@@ -189,6 +189,7 @@ class AllKinds(torch.nn.Module):
         return self.patches(image), self.frames(video), self.bags(rows), mixed
 
 
+@pytest.mark.slow
 def test_a_batch_that_varies_is_one_graph():
     inputs = (
         torch.randn(4, 3, 17, 16, dtype=BF16),
