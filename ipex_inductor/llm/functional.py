@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.errors import ArgumentError
-from ipex_inductor.llm.indirect_access import (
+from ipex_inductor.llm.attention.indirect_access import (
     indirect_access_kv_cache_attention as indirect_access_kv_cache_attention,
 )
 from ipex_inductor.llm.lora import bgmv_expand as bgmv_expand

@@ -54,87 +54,47 @@ def why_no_kernel(query: Tensor) -> str | None:
     return why_not_supported(architecture(), query.dtype, query.shape[-1]) or why_not()
 
 
-def attend(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    head_mapping: Tensor | None,
-    tables: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    slopes: Tensor | None,
-    longest: int,
-    *values: Any,
-) -> None:
+def attend(*arguments: Any) -> None:
     """Compute `ipex::paged_attention` on CPUs: by the kernel, or by torch's ops without one.
 
     Args:
-        out: [tokens, heads, width].
-        query: [tokens, heads, width].
-        key_cache: [blocks, key heads, block size, width].
-        value_cache: as `key_cache`.
-        head_mapping: [heads], or None.
-        tables: [texts, blocks of a text].
-        lengths: [texts].
-        starts: [texts + 1], or None.
-        slopes: [heads], or None.
-        longest: the largest length, or more.
-        values: fields of `Settings`.
+        arguments: those of the op.
     """
-    checks.check_read(
-        out, query, key_cache, value_cache, head_mapping, tables, lengths, starts, slopes
-    )
-    settings = paged.Settings(*values)
-    cache = checks.Cache(key_cache, value_cache, tables, lengths)
-    mapping = _drop_plain_mapping(head_mapping, query.shape[1], key_cache.shape[1])
+    call = checks.read_call(arguments)
+    out, query = call.out, call.query
+    mapping = _drop_plain_mapping(call.heads.mapping, query.shape[1], call.cache.keys.shape[1])
+    call = call._replace(heads=call.heads._replace(mapping=mapping))
     if (reason := why_no_kernel(query)) is not None:
         warn_once(f"paged attention runs slowly, without a kernel: {reason}")
-        heads = checks.Heads(mapping, slopes)
-        paged.compute_reference(out, query, cache, heads, starts, longest, settings)
+        paged.compute_reference(call)
         return
     result = out if out.stride(-1) == 1 else torch.empty(out.shape, dtype=out.dtype)
-    _run(result, query, cache, checks.Heads(mapping, slopes), starts, longest, settings)
+    _run(call._replace(out=result))
     if result is not out:
         out.copy_(result)
 
 
-def _run(
-    out: Tensor,
-    query: Tensor,
-    cache: checks.Cache,
-    heads: checks.Heads,
-    starts: Tensor | None,
-    longest: int,
-    settings: paged.Settings,
-    mask: Tensor | None = None,
-) -> None:
+def _run(call: checks.Call, mask: Tensor | None = None) -> None:
     """Call the kernel.
 
     Args:
-        out: [tokens, heads, width], whose rows have no gaps.
-        query: [tokens, heads, width].
-        cache: the cache.
-        heads: what heads differ in.
-        starts: [texts + 1], or None.
-        longest: the largest length, or more.
-        settings: how scores are computed.
+        call: the call; rows of `out` have no gaps.
         mask: [texts, heads, tokens, keys] in the dtype of the query, added to the scores; or None.
     """
-    read = [_close_rows(t) for t in (query, cache.keys, cache.values)]
-    integers = [_as_int32(t) for t in (cache.tables, cache.lengths, starts, heads.mapping)]
+    cache, heads = call.cache, call.heads
+    read = [_close_rows(t) for t in (call.query, cache.keys, cache.values)]
+    integers = [_as_int32(t) for t in (cache.tables, cache.lengths, call.starts, heads.mapping)]
     if mask is not None and mask.stride(3) not in (0, 1):
         mask = mask.contiguous()
     strides = (
-        *(read[0].stride()[:2], out.stride()[:2], read[1].stride()[:3], read[2].stride()[:3]),
+        *(read[0].stride()[:2], call.out.stride()[:2], read[1].stride()[:3], read[2].stride()[:3]),
         *(cast(Tensor, integers[0]).stride()[:1], (0,) * 4 if mask is None else mask.stride()),
     )
-    sizes = _list_sizes(query, cache, strides, longest, settings)
     slopes = None if heads.slopes is None else heads.slopes.float().contiguous()
-    tensors = (*read, *integers, slopes, mask, out)
+    tensors = (*read, *integers, slopes, mask, call.out)
     pointers = (None if t is None else t.data_ptr() for t in tensors)
     kernel = _kernel("paged_attention", 12)
-    checks.raise_fault(kernel(sizes, _list_factors(cache, settings), *pointers))
+    checks.raise_fault(kernel(_list_sizes(call, strides), _list_factors(call), *pointers))
 
 
 def _drop_plain_mapping(head_mapping: Tensor | None, heads: int, key_heads: int) -> Tensor | None:
@@ -154,29 +114,24 @@ def _close_rows(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _list_sizes(
-    query: Tensor,
-    cache: checks.Cache,
-    strides: Sequence[Sequence[int]],
-    longest: int,
-    settings: paged.Settings,
-) -> Any:
+def _list_sizes(call: checks.Call, strides: Sequence[Sequence[int]]) -> Any:
     """Return the numbers of `PagedSizes` of the C++."""
+    cache, query, settings = call.cache, call.query, call.settings
     blocks, key_heads, size, width = cache.keys.shape
     bounds = (EVERY_KEY if keys < 0 else keys for keys in (settings.before, settings.behind))
     numbers = (
         *(len(cache.lengths), len(query), query.shape[1], key_heads, width),
-        *(blocks, size, cache.tables.shape[1], longest, *bounds),
+        *(blocks, size, cache.tables.shape[1], call.longest, *bounds),
         *(NUMBERS[query.dtype], NUMBERS[cache.keys.dtype]),
         *(step for each in strides for step in each),
     )
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
-def _list_factors(cache: checks.Cache, settings: paged.Settings) -> Any:
+def _list_factors(call: checks.Call) -> Any:
     """Return the numbers of `PagedFactors` of the C++."""
-    scale, values = paged.list_factors(cache.keys.dtype, settings)
-    return (ctypes.c_float * 3)(scale, max(settings.softcap, 0.0), values)
+    scale, values = paged.list_factors(call.cache.keys.dtype, call.settings)
+    return (ctypes.c_float * 3)(scale, max(call.settings.softcap, 0.0), values)
 
 
 def attend_beams(
@@ -202,7 +157,7 @@ def attend_beams(
         scale: factor of the scores.
     """
     indirect.check_indirect(query, key_cache, value_cache, parents, mask, length, scale)
-    beams, tokens, heads, _ = query.shape
+    beams, tokens, count, _ = query.shape
     if (reason := why_no_kernel(query)) is not None:
         warn_once(f"attention over a cache of beams runs slowly, without a kernel: {reason}")
         rows = indirect.trace_beams(parents, length, tokens)
@@ -212,11 +167,11 @@ def attend_beams(
     starts = torch.arange(0, (beams + 1) * tokens, tokens, dtype=torch.int32)
     cache = checks.Cache(keys, values, trace_blocks(parents, length, tokens), lengths)
     if mask is not None:
-        mask = mask.to(query.dtype).expand(beams, heads, tokens, length)
+        mask = mask.to(query.dtype).expand(beams, count, tokens, length)
     out = query.new_empty(query.shape)
-    settings = paged.Settings(scale, 1.0, 1.0, 0.0, -1, 0)
+    settings, heads = checks.Settings(scale, 1.0, 1.0, 0.0, -1, 0), checks.Heads(None, None)
     rows, states = out.flatten(0, 1), query.flatten(0, 1)
-    _run(rows, states, cache, checks.Heads(None, None), starts, length, settings, mask)
+    _run(checks.Call(rows, states, cache, heads, starts, length, settings), mask)
     return out
 
 

@@ -4,7 +4,7 @@
 plain torch, for every device. `templates/cpu/paged_attention.py` registers the kernel for CPUs.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,36 +14,18 @@ from ipex_inductor.ops.attention.paged_checks import (
     FP8,
     SMALL,
     Cache,
+    Call,
     Heads,
-    check_read,
+    Settings,
     check_slots,
     check_write,
     find_fault,
     raise_fault,
+    read_call,
 )
 from ipex_inductor.ops.common.defining import light_op
 
 CHUNK = 256  # queries of a text whose scores are computed at once
-
-
-class Settings(NamedTuple):
-    """How scores are computed.
-
-    Args:
-        scale: factor of the scores.
-        k_scale: factor of keys with 8 bits.
-        v_scale: factor of values with 8 bits.
-        softcap: scores become softcap * tanh(scores / softcap); none at or below 0.
-        before: keys before a query's own place that it sees, -1 for all.
-        behind: keys behind it that it sees, -1 for all.
-    """
-
-    scale: float
-    k_scale: float
-    v_scale: float
-    softcap: float
-    before: int
-    behind: int
 
 
 def quantize(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
@@ -127,8 +109,8 @@ def _write_rows(entries: Tensor, cache: Tensor, slots: Tensor, size: int) -> Non
     target[block, :, row] = new
 
 
-def _fake_attention(*args: Any) -> None:
-    check_read(*args[:9])
+def _fake_attention(*arguments: Any) -> None:
+    read_call(arguments)
 
 
 @light_op(
@@ -138,63 +120,20 @@ def _fake_attention(*args: Any) -> None:
     " int behind) -> ()",
     _fake_attention,
 )
-def paged_attention(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    head_mapping: Tensor | None,
-    tables: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    slopes: Tensor | None,
-    longest: int,
-    *settings: Any,
-) -> None:
-    """Write attention of queries over the pages of their texts to `out`.
-
-    The last query of a text has the place of its last key. Queries that see no key get zeros.
+def paged_attention(*arguments: Any) -> None:
+    """Write attention of queries over the pages of their texts, as `Call` describes it, to `out`.
 
     Args:
-        out: [tokens, heads, width].
-        query: [tokens, heads, width].
-        key_cache: [blocks, key heads, block size, width].
-        value_cache: as `key_cache`.
-        head_mapping: [heads], the key head of each head; None for equal groups.
-        tables: [texts, blocks of a text]: block of each page of a text.
-        lengths: [texts], the numbers of keys.
-        starts: [texts + 1], the first query of each text; None for one query a text.
-        slopes: [heads], subtracted for each key of distance, or None.
-        longest: the largest length, or more.
-        settings: fields of `Settings`.
+        arguments: those of the schema; the fields of `Call`, `Cache`, `Heads` and `Settings`.
     """
-    check_read(out, query, key_cache, value_cache, head_mapping, tables, lengths, starts, slopes)
-    cache, heads = Cache(key_cache, value_cache, tables, lengths), Heads(head_mapping, slopes)
-    compute_reference(out, query, cache, heads, starts, longest, Settings(*settings))
+    compute_reference(read_call(arguments))
 
 
-def compute_reference(
-    out: Tensor,
-    query: Tensor,
-    cache: Cache,
-    heads: Heads,
-    starts: Tensor | None,
-    longest: int,
-    settings: Settings,
-) -> None:
-    """Write `ipex::paged_attention` in plain ops of torch.
-
-    Args:
-        out: [tokens, heads, width].
-        query: [tokens, heads, width].
-        cache: the cache.
-        heads: what heads differ in.
-        starts: [texts + 1], the first query of each text; None for one query a text.
-        longest: the largest length, or more.
-        settings: how scores are computed.
-    """
+def compute_reference(call: Call) -> None:
+    """Write `ipex::paged_attention` in plain ops of torch."""
+    out, query, cache, heads, starts, longest, settings = call
     if query.device.type == "cpu":
-        raise_fault(find_fault(cache, heads, starts, len(query), longest))
+        raise_fault(find_fault(call))
     size = cache.keys.shape[2]
     if starts is None:
         live = cache._replace(tables=cache.tables[:, : -(-longest // size)])
@@ -209,11 +148,9 @@ def compute_reference(
             page = max(0, place - settings.before) // size if settings.before >= 0 else 0
             tables = cache.tables[text : text + 1, page : -(-length // size)]
             lengths = cache.lengths[text : text + 1] - page * size
-            live = cache._replace(tables=tables, lengths=lengths)
-            places = lengths - (length - place)
-            out[first:last] = _attend_pages(query[None, first:last], live, heads, places, settings)[
-                0
-            ]
+            live, places = Cache(*cache[:2], tables, lengths), lengths - (length - place)
+            result = _attend_pages(query[None, first:last], live, heads, places, settings)
+            out[first:last] = result[0]
 
 
 def _attend_pages(

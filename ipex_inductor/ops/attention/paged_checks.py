@@ -1,6 +1,7 @@
 """What `ipex::paged_write` and `ipex::paged_attention` take, and errors for everything else."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +39,26 @@ class Cache(NamedTuple):
     lengths: Tensor
 
 
+class Settings(NamedTuple):
+    """How scores are computed.
+
+    Args:
+        scale: factor of the scores.
+        k_scale: factor of keys with 8 bits.
+        v_scale: factor of values with 8 bits.
+        softcap: scores become softcap * tanh(scores / softcap); none at or below 0.
+        before: keys before a query's own place that it sees, -1 for all.
+        behind: keys behind it that it sees, -1 for all.
+    """
+
+    scale: float
+    k_scale: float
+    v_scale: float
+    softcap: float
+    before: int
+    behind: int
+
+
 class Heads(NamedTuple):
     """What heads differ in.
 
@@ -48,6 +69,39 @@ class Heads(NamedTuple):
 
     mapping: Tensor | None
     slopes: Tensor | None
+
+
+class Call(NamedTuple):
+    """Attention of queries over the pages of their texts.
+
+    The last query of a text has the place of its last key. Queries that see no key get zeros.
+
+    Args:
+        out: [tokens, heads, width], where the result goes.
+        query: [tokens, heads, width].
+        cache: keys and values.
+        heads: what heads differ in.
+        starts: [texts + 1], the first query of each text; None for one query a text.
+        longest: the largest length, or more.
+        settings: how scores are computed.
+    """
+
+    out: Tensor
+    query: Tensor
+    cache: Cache
+    heads: Heads
+    starts: Tensor | None
+    longest: int
+    settings: Settings
+
+
+def read_call(arguments: Sequence[Any]) -> Call:
+    """Return a checked call of `ipex::paged_attention`, from arguments in its schema's order."""
+    out, query, keys, values, mapping, tables, lengths, starts, slopes, longest, *rest = arguments
+    cache, heads = Cache(keys, values, tables, lengths), Heads(mapping, slopes)
+    call = Call(out, query, cache, heads, starts, longest, Settings(*rest))
+    _check_call(call)
+    return call
 
 
 def check_slots(slots: Tensor, count: int) -> None:
@@ -106,42 +160,37 @@ def _expect(holds: bool, expected: str, actual: str, to_do: str = "") -> None:
         raise ArgumentError(expected, actual, to_do or "See docs/guides/llm.md, paged attention.")
 
 
-def check_read(
-    out: Tensor,
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    head_mapping: Tensor | None,
-    tables: Tensor,
-    lengths: Tensor,
-    starts: Tensor | None,
-    slopes: Tensor | None,
-) -> None:
-    """Raise `ArgumentError` if `paged_attention` cannot read these."""
-    _check_cache(query, key_cache, value_cache)
+def _check_call(call: Call) -> None:
+    """Raise `ArgumentError` for shapes and dtypes of which there is no attention."""
+    query, out, cache = call.query, call.out, call.cache
+    _check_cache(query, cache.keys, cache.values)
     _expect(
         query.dim() == 3 and query.shape == out.shape and query.dtype is out.dtype,
         "a query [tokens, heads, width], and an output of its shape and dtype",
         f"{list(query.shape)} of {query.dtype} and {list(out.shape)} of {out.dtype}",
     )
-    heads, key_heads = query.shape[1], key_cache.shape[1]
     _expect(
-        query.shape[2] == key_cache.shape[3],
-        f"heads of width {key_cache.shape[3]}, as the cache has",
+        query.shape[2] == cache.keys.shape[3],
+        f"heads of width {cache.keys.shape[3]}, as the cache has",
         f"width {query.shape[2]}",
     )
-    if head_mapping is None:
+    _check_heads(call.heads, query.shape[1], cache.keys.shape[1])
+    texts = len(query) if call.starts is None else len(call.starts) - 1
+    _expect_integers("block_tables", cache.tables, (texts, cache.tables.shape[-1]))
+    _expect_integers("lengths of texts", cache.lengths, (texts,))
+    if call.starts is not None:
+        _expect_integers("starts of queries", call.starts, (texts + 1,))
+
+
+def _check_heads(heads: Heads, count: int, key_heads: int) -> None:
+    if heads.mapping is None:
         expected = f"heads in groups, one for each of {key_heads} key heads"
-        _expect(heads % key_heads == 0, expected, f"{heads} heads")
+        _expect(count % key_heads == 0, expected, f"{count} heads")
     else:
-        _expect_integers("head_mapping", head_mapping, (heads,))
-    texts = len(query) if starts is None else len(starts) - 1
-    _expect_integers("block_tables", tables, (texts, tables.shape[-1]))
-    _expect_integers("lengths of texts", lengths, (texts,))
-    if starts is not None:
-        _expect_integers("starts of queries", starts, (texts + 1,))
-    if slopes is not None:
-        _expect(slopes.shape == (heads,), f"{heads} ALiBi slopes", str(list(slopes.shape)))
+        _expect_integers("head_mapping", heads.mapping, (count,))
+    if heads.slopes is not None:
+        shape = heads.slopes.shape
+        _expect(shape == (count,), f"{count} ALiBi slopes", str(list(shape)))
 
 
 def _expect_integers(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -159,22 +208,17 @@ def raise_fault(number: int) -> None:
         raise ArgumentError(expected, f"others in {name}", f"Check the {name}.")
 
 
-def find_fault(cache: Cache, heads: Heads, starts: Tensor | None, tokens: int, longest: int) -> int:
-    """Return the number of what is wrong with numbers in tensors on a CPU, 0 for nothing.
-
-    Args:
-        cache: the cache.
-        heads: what heads differ in.
-        starts: [texts + 1], the first query of each text; None for one query a text.
-        tokens: the number of queries.
-        longest: the largest length, or more.
-    """
+def find_fault(call: Call) -> int:
+    """Return the number of what is wrong with numbers in tensors on a CPU, 0 for nothing."""
+    cache, mapping, starts = call.cache, call.heads.mapping, call.starts
     blocks, key_heads, size, _ = cache.keys.shape
-    if starts is not None and (starts[0] != 0 or starts[-1] != tokens or (starts.diff() < 0).any()):
+    if starts is not None and (
+        starts[0] != 0 or starts[-1] != len(call.query) or (starts.diff() < 0).any()
+    ):
         return STARTS
-    if heads.mapping is not None and ((heads.mapping < 0) | (heads.mapping >= key_heads)).any():
+    if mapping is not None and ((mapping < 0) | (mapping >= key_heads)).any():
         return HEAD
-    most = min(longest, cache.tables.shape[1] * size)
+    most = min(call.longest, cache.tables.shape[1] * size)
     if ((cache.lengths < 0) | (cache.lengths > most)).any():
         return LENGTH
     is_live = torch.arange(cache.tables.shape[1]) * size < cache.lengths[:, None]

@@ -16,7 +16,7 @@ from ipex_inductor.templates.cpu import paged_attention
 from support.paged_reference import distance_from
 
 WHY_NOT = paged_attention.why_no_kernel(torch.empty(1, 16))
-# As of tests/llm/test_paged.py; torch's kernels round shares to the dtype as well.
+# As of test_paged.py; torch's kernels round shares to the dtype as well.
 LIMIT = {torch.bfloat16: 8e-3, torch.float16: 1e-3, torch.float32: 2e-6}
 
 
