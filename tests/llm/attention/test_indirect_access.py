@@ -193,7 +193,7 @@ def test_both_traces_follow_parents(length: int, tokens: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["beams", "a cache that grows", "three tokens a call"])
+@pytest.mark.parametrize("name", ["a cache that grows", "three tokens a call"])
 def test_compiled_calls_are_one_graph(name: str) -> None:
     module = IndirectAccessKVCacheAttention(CASES[name].room)
     options = {"strict": True}
