@@ -41,6 +41,7 @@ ROOMS = (
     "ipex_inductor.ipex_api",
     "ipex_inductor.ipex_api.old_names",
     "ipex_inductor.llm",
+    "ipex_inductor.llm.attention",
     "ipex_inductor.llm.checkpoints",
     "ipex_inductor.lowerings",
     "ipex_inductor.lowerings.attention",

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ipex_inductor.errors import ArgumentError
+from ipex_inductor.llm.attention.indirect_access import (
+    indirect_access_kv_cache_attention as indirect_access_kv_cache_attention,
+)
 from ipex_inductor.llm.lora import bgmv_expand as bgmv_expand
 from ipex_inductor.llm.lora import bgmv_expand_slice as bgmv_expand_slice
 from ipex_inductor.llm.lora import bgmv_shrink as bgmv_shrink

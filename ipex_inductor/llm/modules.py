@@ -11,6 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ipex_inductor.llm import functional, mamba
+from ipex_inductor.llm.attention.indirect_access import (
+    IndirectAccessKVCacheAttention as IndirectAccessKVCacheAttention,
+)
+from ipex_inductor.llm.attention.paged import PagedAttention as PagedAttention
 from ipex_inductor.llm.experts import GatedMLPMOE as GatedMLPMOE
 from ipex_inductor.llm.rotary import RotaryEmbedding as RotaryEmbedding
 

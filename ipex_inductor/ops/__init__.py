@@ -6,6 +6,8 @@ contain one; plain Inductor never meets them.
 
 from ipex_inductor.ops.attention import (
     decode_attention,
+    indirect_attention,
+    paged_attention,
     short_attention,
 )
 from ipex_inductor.ops.conv import (
@@ -61,9 +63,11 @@ __all__ = [
     "fprop",
     "glu",
     "grouped",
+    "indirect_attention",
     "int8",
     "linear",
     "moments",
+    "paged_attention",
     "pool",
     "products",
     "relu_masks",

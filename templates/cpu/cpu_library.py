@@ -13,6 +13,7 @@ from ipex_inductor.templates.cpu.kernel_library import KernelLibrary
 PARTS = (
     "vectors.cpp",
     "blocked.cpp",
+    "attention_parts.cpp",
     "short_attention.cpp",
     "decode_attention.cpp",
     "winograd.cpp",

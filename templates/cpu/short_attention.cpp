@@ -1,6 +1,6 @@
 // Attention over few keys: a head's scores of some queries fit the cache, so each row is normalised
 // whole. Products are torch's micro-kernel's with AVX-512, without it those of fp32 are our own; few
-// queries are attended one by one. Follows `vectors.cpp`.
+// queries are attended one by one. Follows `attention_parts.cpp`.
 
 namespace ipex {
 namespace {
@@ -15,7 +15,6 @@ constexpr int64_t ALONE = 6;
 #endif
 
 constexpr int64_t PANEL = 16;  // columns that our product reads together
-constexpr int64_t FIT = 64;    // keys, or values, that stay in the first cache
 constexpr int64_t TALL = 6;    // and rows: twelve registers of sums on AVX2
 
 // As `ipex_inductor.templates.cpu.short_attention` fills it in. Strides are of elements.
@@ -36,21 +35,6 @@ struct Scratch {
   std::vector<float> scores, sums;
   std::vector<T> keys, values, shares;
 };
-
-// Keys or values of a head, by their numbers: a row each, the next one behind it in memory.
-template <typename T>
-struct Rows {
-  const T* first;
-  int64_t line;
-
-  SHORT const T* operator()(int64_t j) const { return first + j * line; }
-};
-
-// Columns up to whole vectors and panels.
-template <int64_t WHOLE = 16>
-int64_t padded(int64_t count) {
-  return (count + WHOLE - 1) / WHOLE * WHOLE;
-}
 
 // Keys that the query `row` sees.
 inline int64_t seen(const Sizes& s, int64_t row) {
@@ -97,65 +81,6 @@ void finish(const Sizes& s, const Head<T>& head, const float* sums, const float*
   for (int64_t i = 0; i < rows; ++i)
     for (int64_t d = 0; d < s.width; d += WIDE)
       write(head.out + (row + i) * s.out[2] + d, read(sums + i * s.width + d) * by[i]);
-}
-
-// Scores of ROWS queries and `count` keys, of whole vectors of keys.
-template <int64_t ROWS, typename Query, typename Keys>
-void score(const Query* queries, int64_t of_queries, Keys keys, int64_t count, int64_t width,
-           float* scores, int64_t line) {
-  constexpr int64_t AT_ONCE = WIDE / ROWS;  // keys, so that their sums are added up together
-  for (int64_t j = 0; j < count; j += AT_ONCE) {
-    decltype(keys(0)) rows[AT_ONCE];
-    for (int64_t i = 0; i < AT_ONCE; ++i) rows[i] = keys(std::min(j + i, count - 1));
-    Vector sums[WIDE];
-#pragma GCC unroll 16
-    for (int64_t i = 0; i < WIDE; ++i) sums[i] = Vector{};
-    for (int64_t d = 0; d < width; d += WIDE)
-#pragma GCC unroll 16
-      for (int64_t i = 0; i < WIDE; ++i)
-        sums[i] = fused(read(queries + i / AT_ONCE * of_queries + d), read(rows[i % AT_ONCE] + d),
-                        sums[i]);
-    const Vector all_rows = totals(sums);
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < ROWS; ++i)
-      std::memcpy(scores + i * line + j, (const float*)&all_rows + i * AT_ONCE,
-                  AT_ONCE * sizeof(float));
-  }
-}
-
-// PARTS vectors of ROWS rows of `sums`, and shares @ values [count, ...], from the column `from` on.
-template <int64_t ROWS, int64_t PARTS, typename Values>
-void average(const float* shares, int64_t line, Values values, int64_t from, int64_t count,
-             float* to, int64_t of_to) {
-  Vector sums[ROWS][PARTS];
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < ROWS; ++i)
-#pragma GCC unroll 8
-    for (int64_t n = 0; n < PARTS; ++n) sums[i][n] = read(to + i * of_to + n * WIDE);
-  for (int64_t j = 0; j < count; ++j) {
-    const auto* value = values(j) + from;
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < ROWS; ++i)
-#pragma GCC unroll 8
-      for (int64_t n = 0; n < PARTS; ++n)
-        sums[i][n] = fused(all(shares[i * line + j]), read(value + n * WIDE), sums[i][n]);
-  }
-#pragma GCC unroll 4
-  for (int64_t i = 0; i < ROWS; ++i)
-#pragma GCC unroll 8
-    for (int64_t n = 0; n < PARTS; ++n) write(to + i * of_to + n * WIDE, sums[i][n]);
-}
-
-// One, two or four rows.
-template <int64_t ROWS, typename Values>
-void average(const float* shares, int64_t line, Values values, int64_t count, int64_t width,
-             float* sums) {
-  constexpr int64_t MOST = 8 / ROWS;  // so that all sums stay in registers
-  int64_t d = 0;
-  for (; d + MOST * WIDE <= width; d += MOST * WIDE)
-    average<ROWS, MOST>(shares, line, values, d, count, sums + d, width);
-  for (; d < width; d += WIDE)
-    average<ROWS, 1>(shares, line, values, d, count, sums + d, width);
 }
 
 // Few rows, where packing keys and values would take longer than using them as they lie.

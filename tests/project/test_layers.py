@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "backend": {"compiler", "passes", "lowerings", "autotune", "aot_cache"},
     "frontend": {"optim"},
     "quantization": {"ops", "templates"},
-    "llm": {"frontend", "ops", "quantization"},
+    "llm": {"frontend", "ops", "quantization", "templates"},
     "inspection": {"backend", "capture", "quantization"},
     "nn": {"optim"},
     "cpu": set(),

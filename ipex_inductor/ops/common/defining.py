@@ -66,6 +66,11 @@ def light_op(
     return define
 
 
+def implement_on_cpu(name: str, function: Callable[..., object]) -> None:
+    """Register a function as the implementation of op `ipex::<name>` of `light_op` on CPUs."""
+    _library.impl(name, function, "CPU")
+
+
 def fake(defined: CustomOpDef) -> Callable[[Callable[[Arguments], object]], None]:
     """Return a decorator that registers a function of an op's arguments by name as its fake.
 
