@@ -15,7 +15,6 @@ from ipex_inductor.passes.engine.whole_ops import compute_value
 Node = torch.fx.Node
 aten = torch.ops.aten
 
-NAME = "conv|view"
 ACTIVATIONS = (
     aten.gelu.default,
     aten.hardswish.default,
