@@ -80,6 +80,7 @@ def _of_last(change):
     return lambda results: (*results[:-1], change(results[-1]))
 
 
+@pytest.mark.sampled("value", "nan")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -158,6 +159,7 @@ def test_a_row_of_what_is_wrong_beside_others_may_pass(monkeypatch):
     assert runner.judged(CHEAP, check.Row(str(CHEAP), "both")).status == "listed"
 
 
+@pytest.mark.slow  # 11 s, of the comparison itself
 def test_what_dynamo_leaves_to_eager_is_no_pass():
     """A tensor as `start` of narrow: the whole graph ran in eager, and all others of its group."""
     narrow = Case("op", "narrow", "float32", "weights")
