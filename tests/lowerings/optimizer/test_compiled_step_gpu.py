@@ -128,6 +128,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.sampled("host-a100-80gb-in lists", "device-h200-one by one", "device-h200-sgd")
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("rate", "gpu"), PLACES)
 def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, gpu, tmp_path, monkeypatch):

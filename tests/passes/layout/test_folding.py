@@ -182,8 +182,14 @@ def to_code(kind, run, request):
     return whole
 
 
+@pytest.mark.sampled(
+    "conv1d-fp64",
+    "conv_transpose1d-fp64",
+    "conv2d-fp32",
+    "linear-bf16",
+    "conv_transpose2d-fp32 dynamic",
+)
 @pytest.mark.parametrize(("kind", "run"), runs(AFTER))
-@pytest.mark.sampled
 def test_a_norm_after_every_product_folds(kind, run, to_code):
     dtype, dynamic = RUNS[run]
     model = Each(
@@ -282,8 +288,9 @@ def test_a_layer_met_again_costs_no_fake_value(op_by_op, folded):
 @pytest.mark.parametrize(
     ("kind", "in_code"),
     [
-        ("conv2d", True),
+        ("conv2d", False),
         ("conv_transpose2d", False),
+        pytest.param("conv2d", True, marks=pytest.mark.slow),
         pytest.param("conv_transpose2d", True, marks=pytest.mark.slow),
         pytest.param("conv3d", True, marks=pytest.mark.slow),
         pytest.param("conv_transpose3d", True, marks=pytest.mark.slow),
@@ -342,10 +349,20 @@ RESHAPED = {
 }
 
 
+@pytest.mark.parametrize("name", RESHAPED)
+def test_folds_through_reshapes(op_by_op, name):
+    check_reshaped(name, torch.float64)
+
+
+@pytest.mark.sampled("rows to images-bf16")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=IDS.get)
 @pytest.mark.parametrize("name", RESHAPED)
-@pytest.mark.sampled
-def test_folds_through_reshapes(name, dtype):
+def test_folds_through_reshapes_in_code(name, dtype):
+    check_reshaped(name, dtype)
+
+
+def check_reshaped(name, dtype):
+    """Check that a batch norm folds through a reshape into the product before it."""
     shape, first, reshape, norm = RESHAPED[name]
     check(Between(copy.deepcopy(first), reshape, batch_norm(*norm)), torch.randn(shape).to(dtype))
     kind = "linear" if isinstance(first, nn.Linear) else "conv1d"
@@ -676,7 +693,7 @@ def test_between_two_products_the_first_takes_the_norm(op_by_op):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=IDS.get)
-def test_norms_in_a_row_and_on_both_sides(dtype):
+def test_norms_in_a_row_and_on_both_sides(op_by_op, dtype):
     linear = [batch_norm(8), batch_norm(8), nn.Linear(8, 16), batch_norm(16), batch_norm(16)]
     check(nn.Sequential(*linear), torch.randn(5, 8, dtype=dtype))
     assert counters["ipex"] == {"linear+batch_norm": 2, "batch_norm+linear": 2}
@@ -789,9 +806,9 @@ def pairs(kind):
         yield kind, nn.Sequential(batch_norm(8, dims(kind)), product(kind))
 
 
+@pytest.mark.sampled("conv1d")
 @torch.no_grad()
 @pytest.mark.parametrize("kind", AFTER)
-@pytest.mark.sampled
 def test_folded_weights_follow_every_change(kind, monkeypatch):
     monkeypatch.setattr(weight_snapshot, "UNPAID", 100)  # or weights are left plain
     for _, model in pairs(kind):
