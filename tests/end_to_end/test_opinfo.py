@@ -25,12 +25,18 @@ def _one_thread():
 
 
 @pytest.mark.parametrize("part", range(sampling.TRAINED + sampling.OTHERS))
-def test_sample(part):
-    group = sampling.part(part)
+def test_sample(part, monkeypatch):
+    """All pass, in one graph: a case that breaks it would have it compiled in parts."""
+    group, graphs = sampling.part(part), []
+    compare = check._compiled_and_compared
+    monkeypatch.setattr(
+        check, "_compiled_and_compared", lambda *given: graphs.append(given) or compare(*given)
+    )
     rows = check.check(group)
     wrong = [f"{row.status}: {row.case}: {row.reason}" for row in rows if row.status != "pass"]
     assert not wrong, "\n".join(wrong)
     assert len(rows) == len(group)
+    assert len(graphs) == 1
 
 
 def test_the_sample_has_every_kind_of_case():
