@@ -281,6 +281,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow  # 30 s; `make check` builds the site
 def test_the_strict_build_names_no_other_host(site):
     elsewhere = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://")
     outside = [str(page) for page in site.rglob("*.html") if elsewhere.search(page.read_text())]
