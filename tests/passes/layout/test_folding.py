@@ -403,7 +403,7 @@ class Matrix(nn.Module):
         return x @ self.weight
 
 
-def test_a_matrix_is_a_linear_layer():
+def test_a_matrix_is_a_linear_layer(op_by_op):
     model = nn.Sequential(Matrix(8, 16), batch_norm(16), nn.ReLU(), batch_norm(16), Matrix(16, 4))
     check(model, torch.randn(5, 8))
     assert counters["ipex"]["linear+batch_norm"] == counters["ipex"]["batch_norm+linear"] == 1
@@ -609,7 +609,7 @@ def test_an_addend_that_is_no_bias(op_by_op):
     ] * 2
 
 
-def test_scaled_products_are_left_alone():
+def test_scaled_products_are_left_alone(op_by_op):
     model = Call(
         lambda x, m, n: n(torch.addmm(n.bias, x, m.weight, beta=2, alpha=3)),
         Matrix(8, 16),
@@ -676,7 +676,7 @@ def test_autocast_casts_between_a_norm_and_what_follows(op_by_op):
     assert any(ALONE in why for _, why in events("missed"))
 
 
-def test_the_report_names_the_line():
+def test_the_report_names_the_line(op_by_op):
     check(Mine(), example("conv2d"))
     (fired,) = [e for r in decisions.reports() for e in r.events if e.kind == "fired"]
     assert fired.subject == "conv2d+batch_norm"
@@ -700,7 +700,7 @@ def test_norms_in_a_row_and_on_both_sides(op_by_op, dtype):
 
 
 @torch.no_grad()
-def test_two_folds_round_once():
+def test_two_folds_round_once(op_by_op):
     """A product with the identity shows the weight; shifts of zero keep it free of sums."""
     first, second = batch_norm(8, affine=False), batch_norm(16, affine=False)
     for norm in (first, second):

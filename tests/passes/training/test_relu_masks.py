@@ -105,6 +105,7 @@ NETS = {
 QUICK = [("channels-last", True), ("rows", False)]
 
 
+@pytest.mark.sampled("channels-last-True")
 @pytest.mark.parametrize(
     ("name", "autocast"),
     [
