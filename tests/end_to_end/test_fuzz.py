@@ -146,7 +146,7 @@ def test_a_failing_program_becomes_small():
     fault = next(f for f in faults.FAULTS if f.name == "gamma dropped")
     fails = functools.partial(twin.fails, training=False)
     with fault.seeded():
-        program = next(p for p in map(generate, range(200)) if fails(p))
+        program = next(p for p in map(generate, range(SAMPLE[fault.name], 200)) if fails(p))
         small = reduce(program, fails)
         assert fails(small)
     assert not fails(small)

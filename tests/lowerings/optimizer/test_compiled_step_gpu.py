@@ -54,6 +54,7 @@ QUICK = QUICK.replace("changing_rate or layouts or ", "")  # whose kernels are t
 fakes = FakeTensorMode()
 
 
+@pytest.mark.slow  # 16 s; formulas by the interpreter: test_step_triton.py
 @pytest.mark.parametrize(
     ("marks", "tests"),
     [
