@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections import defaultdict
 from pathlib import Path
 
 # Threads that wait for one another sleep; two workers' on two cores would spin instead of working.
@@ -38,7 +37,7 @@ from ipex_inductor.passes.training import training
 from ipex_inductor.passes.weights import plain
 from ipex_inductor.reporting import decisions
 from ipex_inductor.runtime import gc_pause
-from support.case_sampling import covering
+from support.case_sampling import mark_slow_cases
 
 atexit.register(shutil.rmtree, os.environ["IPEX_HOME"], ignore_errors=True)
 atexit.register(gc.unfreeze)  # or extensions of Python report leaks
@@ -240,15 +239,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items):
-    sampled = defaultdict(list)
-    for item in items:
-        if "sampled" in item.keywords and "slow" not in item.keywords:
-            sampled[item.nodeid.partition("[")[0]].append(item)
-    for cases in sampled.values():
-        values = [tuple(map(id, item.callspec.params.values())) for item in cases]
-        quick = covering(values) if len(values[0]) > 1 else range(0, len(values), 3)
-        for number in {*range(len(cases))}.difference(quick):
-            cases[number].add_marker(pytest.mark.slow)
+    mark_slow_cases(items)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU that torch can use; there is none")

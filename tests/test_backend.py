@@ -38,6 +38,7 @@ def cause(raised, kind):
 
 @pytest.mark.parametrize("dynamic", [None, True, False])
 @pytest.mark.parametrize("fullgraph", [True, False])
+@pytest.mark.sampled
 def test_inference(dynamic, fullgraph):
     model = Mlp().eval()
     fn = compiled(model, dynamic=dynamic, fullgraph=fullgraph)

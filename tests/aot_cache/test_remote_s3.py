@@ -174,6 +174,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.sampled("late-True", "garbage-False")
 @pytest.mark.parametrize(("fault", "write_back"), WAYS)
 def test_a_network_that_fails_costs_one_timeout(bucket, wire, tmp_path, caplog, fault, write_back):
     for number in range(20):

@@ -48,10 +48,10 @@ def quickly(which, *others):
 VERSIONS = [("h200", "2.11.1"), ("h100", "2.13.0"), ("h200", "2.15.0")]
 
 
+@pytest.mark.sampled("h200-shipped-2.15.0", "h100-derived from sm_90:NVIDIA-H200-2.13.0")
 @pytest.mark.parametrize(
     ("gpu", "source", "version"), quickly(VERSIONS, "2.11.1", "2.13.0", "2.15.0")
 )
-@pytest.mark.sampled
 def test_the_table_stands_in_for_that_of_another_torch(gpu, source, version, of_torch):
     """Of each op of ours the very choice, compiled by that torch; and the source says whose."""
     of_torch("2.11.0")

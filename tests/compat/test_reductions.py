@@ -26,6 +26,7 @@ def compiled(backend: str, x: Tensor) -> tuple[Tensor, ...]:
         return torch.compile(sums, backend=backend)(x)
 
 
+@pytest.mark.sampled("10-dtype0", "64-dtype2")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("columns", [10, 64])
 def test_a_sum_is_stored_in_several_shapes(dtype: torch.dtype, columns: int) -> None:

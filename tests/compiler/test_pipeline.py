@@ -144,6 +144,7 @@ def check_on_cpu():
     check("cpu")
 
 
+@pytest.mark.usefixtures("instructions_known", "products_known")
 def test_a_compilation_goes_by_the_arrows(tmp_path):
     """In a process of its own: what an earlier compilation left is not entered again."""
     program = f"import runpy; runpy.run_path({__file__!r})['check_on_cpu']()"

@@ -32,7 +32,7 @@ def _one_thread():
 
 def test_some_programs():
     """Which take half a second each; the others with -m slow."""
-    judge(range(25, 40))
+    judge(range(25, 33))
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_failing_program_becomes_small():
     fault = next(f for f in faults.FAULTS if f.name == "gamma dropped")
     fails = functools.partial(twin.fails, training=False)
     with fault.seeded():
-        program = next(p for p in map(generate, range(200)) if fails(p))
+        program = next(p for p in map(generate, range(SAMPLE[fault.name], 200)) if fails(p))
         small = reduce(program, fails)
         assert fails(small)
     assert not fails(small)
@@ -170,22 +170,21 @@ def test_a_fault_whose_target_is_gone_is_an_error():
 
 # The matcher of torch 2.15 compares keywords itself.
 COMPARED = hasattr(pattern_matcher, "_has_undeclared_non_default_kwarg")
-# One of each kind for every run, with the seed of a program that shows it, which is tried first;
-# all of them with -m slow.
+# One of each kind for every run, with the seed of a program that shows it; all with -m slow.
 SAMPLE = {
     "epsilon doubled": 3,
-    "gamma dropped": 6,
-    "groups mixed": 8,
-    "rows need not be the same": 279,
-    **({} if COMPARED else {"keyword defaults not spelt out": 3}),
-    "operands swapped": 10,
-    "scalars lost": 1,
-    "sub for add": 0,
+    "gamma dropped": 3,
+    "groups mixed": 6,
+    "rows need not be the same": 26,
+    **({} if COMPARED else {"keyword defaults not spelt out": 4}),
+    "operands swapped": 5,
+    "scalars lost": 10,
+    "sub for add": 34,
     "dilation ignored": 0,
-    "rest of the epilogue lost": 4,
+    "rest of the epilogue lost": 1,
     "scale squared": 0,
-    "gate and value swapped": 10,
-    "padding transposed": 20,
+    "gate and value swapped": 85,
+    "padding transposed": 213,
 }
 
 
@@ -195,16 +194,15 @@ def kills(seeded, programs):
     return {fault.name: faults.killed_by(fault, captured) for fault in seeded}
 
 
-def test_seeded_faults_are_caught():
-    seeded = [fault for fault in faults.FAULTS if fault.name in SAMPLE]
-    assert len(seeded) == len(SAMPLE)
-    left = []
-    for seed in set(SAMPLE.values()):
-        shown = [fault for fault in seeded if SAMPLE[fault.name] == seed]
-        caught = kills(shown, [seed])
-        left += [fault for fault in shown if caught[fault.name] is None]
-    survivors = [name for name, at in kills(left, range(200) if left else ()).items() if at is None]
-    assert not survivors
+@pytest.mark.parametrize("seed", sorted({*SAMPLE.values()}))
+def test_seeded_faults_are_caught(seed):
+    """Those of one program; if another generator draws it otherwise, SAMPLE needs another seed."""
+    seeded = [fault for fault in faults.FAULTS if SAMPLE.get(fault.name) == seed]
+    assert len(seeded) == [*SAMPLE.values()].count(seed)
+    caught = kills(seeded, [seed])
+    left = [fault for fault in seeded if caught[fault.name] is None]
+    others = kills(left, range(200)) if left else {}
+    assert not left, {name: number and number - 1 for name, number in others.items()}
 
 
 @pytest.mark.slow

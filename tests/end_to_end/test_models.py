@@ -107,6 +107,12 @@ IN_TURN = [
 ]
 
 
+@pytest.mark.sampled(
+    "efficientnet-torch.float32",
+    "convnext-torch.bfloat16",
+    "t5-torch.bfloat16",
+    "dlrm-torch.float32",
+)
 @pytest.mark.parametrize(("name", "dtype"), IN_TURN)
 def test_every_rule_fires_in_one_dtype(op_by_op, name, dtype):
     check_pinned(name, dtype)
@@ -211,8 +217,8 @@ def check_training(name, **sizes):
             assert_same(f"{name} {key}", want[key], got[key], exact[key], *limit)
 
 
+@pytest.mark.sampled("resnet", "llama")
 @pytest.mark.parametrize("name", names(slow=ALIKE_IN_TRAINING))
-@pytest.mark.sampled
 def test_training(op_by_op, name):
     check_training(name)
 

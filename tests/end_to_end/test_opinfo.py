@@ -25,12 +25,18 @@ def _one_thread():
 
 
 @pytest.mark.parametrize("part", range(sampling.TRAINED + sampling.OTHERS))
-def test_sample(part):
-    group = sampling.part(part)
+def test_sample(part, monkeypatch):
+    """All pass, in one graph: a case that breaks it would have it compiled in parts."""
+    group, graphs = sampling.part(part), []
+    compare = check._compiled_and_compared
+    monkeypatch.setattr(
+        check, "_compiled_and_compared", lambda *given: graphs.append(given) or compare(*given)
+    )
     rows = check.check(group)
     wrong = [f"{row.status}: {row.case}: {row.reason}" for row in rows if row.status != "pass"]
     assert not wrong, "\n".join(wrong)
     assert len(rows) == len(group)
+    assert len(graphs) == 1
 
 
 def test_the_sample_has_every_kind_of_case():
@@ -80,6 +86,7 @@ def _of_last(change):
     return lambda results: (*results[:-1], change(results[-1]))
 
 
+@pytest.mark.sampled("value", "nan")
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -158,6 +165,7 @@ def test_a_row_of_what_is_wrong_beside_others_may_pass(monkeypatch):
     assert runner.judged(CHEAP, check.Row(str(CHEAP), "both")).status == "listed"
 
 
+@pytest.mark.slow  # 11 s, of the comparison itself
 def test_what_dynamo_leaves_to_eager_is_no_pass():
     """A tensor as `start` of narrow: the whole graph ran in eager, and all others of its group."""
     narrow = Case("op", "narrow", "float32", "weights")

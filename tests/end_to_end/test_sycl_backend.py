@@ -92,6 +92,7 @@ CASES = [
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 
 
+@pytest.mark.sampled("ResNet-50's in fp32")
 @pytest.mark.parametrize(("model", "shape", "least", "dtype"), CASES)
 def test_a_layer(model, shape, least, dtype):
     model, x = made(model, dtype), torch.randn(shape).to(dtype)

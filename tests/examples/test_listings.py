@@ -62,6 +62,7 @@ def given(model):
     return {"Model": lambda: copy.deepcopy(model)}
 
 
+@pytest.mark.sampled("as it was")
 def test_bf16_training(run):
     model, steps = Model(), 12
     data, target = torch.randn(16, 3, 8, 8), torch.randint(5, (16,))
@@ -86,6 +87,7 @@ def test_bf16_training(run):
     assert left.losses[-1] < 0.8 * left.losses[0]
 
 
+@pytest.mark.sampled("import changed")
 def test_bf16_inference(run):
     model, data = Model().eval(), torch.randn(4, 3, 8, 8)
     left = run("bf16_inference", data=data, **given(model))
@@ -123,6 +125,7 @@ class Logits(nn.Module):
         return self.model(x)[0]
 
 
+@pytest.mark.sampled("as it was")
 def test_fp32_resnet50(run, resnet50, capsys):
     left = run("fp32_resnet50", args=SimpleNamespace(batch_size=1))
     assert "graph(" in capsys.readouterr().out
@@ -132,6 +135,7 @@ def test_fp32_resnet50(run, resnet50, capsys):
     torch.testing.assert_close(left.output, exact, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.sampled("import changed")
 def test_xpu_optimize(run, tmp_path):
     model, data = Model(), torch.randn(4, 3, 8, 8)
     torch.save(model.state_dict(), tmp_path / "model.pt")
@@ -147,6 +151,7 @@ def test_xpu_optimize(run, tmp_path):
     assert 0 < moved.max() < 1
 
 
+@pytest.mark.sampled("as it was")
 def test_fp32_math_mode(run):
     precision = torch.backends.mkldnn
     before = [

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fuzz import restated
 from fuzz.attention import attention
 from fuzz.builder import Builder
 from fuzz.motifs import (
@@ -116,6 +117,11 @@ BESIDES = {
     **{f"conv_transpose{n}d+batch_norm": _norm_behind(f"conv_transpose{n}d") for n in (1, 2, 3)},
     **{f"batch_norm+{kind}": _norm_before(kind) for kind in KINDS},
     "batch_norm+relu|conv": _preactivated,
+    "attention-copies": restated.copied_heads,
+    "conv|upsample": restated.upsampled,
+    "embedding-bag": restated.equal_bags,
+    "patch-conv": restated.patches,
+    "video-stem": restated.video,
     "linear|linear": shared_input,
     "softmax(q@k)@v": attention,
 }

@@ -57,7 +57,7 @@ def test_rules_hoisted_work_kernels_and_the_users_line():
     assert graph.kernels == {"_linear_pointwise": 2}
 
 
-def test_the_graph_is_shown_before_and_after():
+def test_the_graph_is_shown_before_and_after(op_by_op):
     (graph,) = explain(Mlp(), X).graphs
     assert list(graph.stages) == ["traced", "rewritten", "compiled"]
     assert "aten.gelu" in graph.stages["traced"]
@@ -119,7 +119,7 @@ def test_a_fallback_is_told_without_what_had_been_rewritten(monkeypatch):
     assert not explained.fired()
 
 
-def test_options_and_mode_are_those_of_torch_compile():
+def test_options_and_mode_are_those_of_torch_compile(op_by_op):
     assert explain(Mlp(), X, compile_args={"mode": "max-autotune"}).fired() == {"linear+gelu": 1}
     off = {"options": {"rules": "-linear+gelu"}, "mode": "default"}
     assert not explain(Mlp(), X, compile_args=off).fired()
@@ -132,7 +132,7 @@ def test_our_errors_arrive_as_they_are():
         explain(Mlp(), X, compile_args={"options": {"rules": "-linear+gellu"}})
 
 
-def test_keyword_inputs_and_training():
+def test_keyword_inputs_and_training(op_by_op):
     class Keyword(nn.Module):
         def __init__(self):
             super().__init__()
@@ -193,7 +193,7 @@ def test_nothing_is_left_of_it(ran):
     assert {k for k in before if before[k] != after[k]} == set()
 
 
-def test_nothing_is_left_when_the_model_raises():
+def test_nothing_is_left_when_the_model_raises(op_by_op):
     class Raises(Broken):
         def forward(self, x):
             super().forward(x)
@@ -220,7 +220,7 @@ def test_the_users_own_compile_is_not_made_dynamic_or_evicted():
     assert len(explain(model, torch.randn(12, 32)).graphs) == 2
 
 
-def test_written_inputs_have_their_values_back():
+def test_written_inputs_have_their_values_back(op_by_op):
     def write(x):
         return x.add_(1)
 
@@ -230,13 +230,13 @@ def test_written_inputs_have_their_values_back():
     torch.testing.assert_close(x, X)
 
 
-def test_a_second_explain_with_another_shape_is_as_static_as_the_first():
+def test_a_second_explain_with_another_shape_is_as_static_as_the_first(op_by_op):
     explain(Mlp(), X)
     (graph,) = explain(Mlp(), X[:3]).graphs
     assert "float32[3, 32]" in graph.stages["traced"]
 
 
-def test_graphs_are_not_kept_unless_asked_for():
+def test_graphs_are_not_kept_unless_asked_for(op_by_op):
     with torch.no_grad():
         torch.compile(Plain().eval(), backend="ipex")(X)
     assert [found.stages for found in decisions.reports()] == [None]
@@ -260,7 +260,7 @@ def invoke(tmp_path, monkeypatch):
     return lambda *args: CliRunner().invoke(app, ["explain", "made_to_be_explained:make", *args])
 
 
-def test_verb_prints_a_table(invoke):
+def test_verb_prints_a_table(invoke, op_by_op):
     done = invoke()
     assert done.exit_code == 0, done.output
     assert "linear+gelu" in done.output
@@ -276,7 +276,7 @@ def test_verb_json_and_page(invoke, tmp_path):
     assert "ipex.linear.default" in page
 
 
-def test_verb_rules_dynamic_and_train(invoke):
+def test_verb_rules_dynamic_and_train(invoke, op_by_op):
     assert "fired" not in invoke("--rules=-linear+gelu").output
     assert "fired" in invoke("--dynamic").output
     assert "the backward reads" in invoke("--train").output

@@ -401,6 +401,7 @@ sys.exit(subprocess.call([sys.executable, "-m", module, *sys.argv[1:]]))
 """
 
 
+@pytest.mark.sampled("a child")
 @pytest.mark.parametrize("by", ["itself", "a child"])
 def test_the_launcher_is_run_by_its_old_name(tmp_path, by):
     (tmp_path / "train.py").write_text(LAUNCHED)

@@ -45,6 +45,7 @@ def test_rows_are_exchanged_and_forgotten():
     assert table.rows[:, 2:].tolist() == [[0] * 4, [0] * 4, [2] * 4, [2] * 4]
 
 
+@pytest.mark.sampled("{'num_beams': 3, 'num_return_sequences': 2}")
 @pytest.mark.parametrize(
     "words", [{"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 2}], ids=str
 )

@@ -110,13 +110,22 @@ class TestPool:
         assert resets == [0] * (20 - MOST_IDLE) + [1] * MOST_IDLE
 
 
+LENGTHS = (*range(1, 20), 31, 32, 33, 64, 65, 100, 128, 129, 200, 252, 256, 257, 300)
+SOME_LENGTHS = (1, 2, 3, 8, 9, 16, 17, 31, 32, 33, 64, 65, 128, 129, 256, 257, 300)  # and borders
+
+
 @pytest.mark.usefixtures("traced_only")
 class TestGeneration:
-    def test_prompts_of_any_length_compile_few_graphs(self, pair):
+    @pytest.mark.parametrize(
+        "lengths",
+        [SOME_LENGTHS, pytest.param(LENGTHS, marks=pytest.mark.slow)],
+        ids=["some", "all"],
+    )
+    def test_prompts_of_any_length_compile_few_graphs(self, pair, lengths):
         """A token, five lengths of chunks and prompts of one token, for each of two ceilings."""
         model, optimized = pair
         counters.clear()
-        for length in (*range(1, 20), 31, 32, 33, 64, 65, 100, 128, 129, 200, 252, 256, 257, 300):
+        for length in lengths:
             tokens = prompt(1, length)
             assert torch.equal(optimized.generate(tokens, **NEW), model.generate(tokens, **NEW))
         assert counters["stats"]["unique_graphs"] <= 11
@@ -196,6 +205,7 @@ class TestGeneration:
         theirs = model.generate(longer, past_key_values=truth.past_key_values, **NEW)
         assert torch.equal(ours, theirs)
 
+    @pytest.mark.sampled("new tokens")
     @pytest.mark.parametrize("more", [20, 300], ids=["new tokens", "a long prompt"])
     def test_a_returned_cache_grows_with_its_conversation(self, pair, more):
         """The first call allocates 256 keys; the second one needs more."""

@@ -86,6 +86,7 @@ MODES = {
 }
 
 
+@pytest.mark.sampled("full-greedy", "ends-sampling", "full-processors")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ends", [False, True], ids=["full", "ends"])
 def test_tokens_and_random_numbers_are_those_of_transformers(llama, loops, mode, ends):
@@ -98,6 +99,7 @@ def test_tokens_and_random_numbers_are_those_of_transformers(llama, loops, mode,
     assert loops == [""]
 
 
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("streams", [False, True])
 def test_steps_behind_the_end_are_dropped(llama, loops, late, streams):
     arguments = {**left_padded(3, 9), **NEW, "eos_token_id": frequent_ends(llama)}
@@ -207,6 +209,7 @@ def test_guards_are_checked_once_a_call_of_generate(llama, monkeypatch):
     assert len(calls) == 2  # the prompt, and the first step
 
 
+@pytest.mark.sampled("a weight", "a dtype")
 @pytest.mark.parametrize("change", ["a weight", "an activation", "a dtype"])
 def test_a_change_between_two_calls_is_seen(llama, change):
     plain, model = copy.deepcopy(llama), optimize(llama)

@@ -59,6 +59,7 @@ def inputs_of(name):
     return make() if make else {"input_ids": prompt(1, 20)}
 
 
+@pytest.mark.sampled("gemma2")
 @pytest.mark.parametrize("name", cases(FAMILIES))
 def test_greedy_tokens(name):
     """In fp32; random weights, spread so that no tie decides."""
@@ -67,14 +68,17 @@ def test_greedy_tokens(name):
 
 @pytest.mark.usefixtures("traced_only")
 class TestAsTraced:
+    @pytest.mark.sampled("llama")
     @pytest.mark.parametrize("name", cases(FAMILIES))
     def test_four_beams(self, name):
         check_tokens(name, num_beams=4, **inputs_of(name))
 
+    @pytest.mark.sampled("gemma2")
     @pytest.mark.parametrize("name", cases([n for n in TEXT_ALONE if n != "falcon_alibi"]))
     def test_left_padded_batch(self, name):
         check_tokens(name, **left_padded(3, 12))
 
+    @pytest.mark.sampled("gpt2")
     @pytest.mark.parametrize("name", cases(TEXT_ALONE))
     def test_logits_in_fp32(self, name):
         """Sums in another order: a few ulps of the largest logit."""

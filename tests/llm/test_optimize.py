@@ -147,6 +147,14 @@ def test_generation_is_compiled_and_gives_the_models_tokens(llama):
 class TestGeneration:
     """Modes of `generate`, with graphs as traced."""
 
+    @pytest.mark.sampled(
+        "num_beams-num_return_sequences",
+        "do_sample",
+        "prompt_lookup_num_tokens",
+        "use_cache",
+        "cache_implementation",
+        "output_hidden_states-return_dict_in_generate",
+    )
     @pytest.mark.parametrize(
         "words",
         [
@@ -193,6 +201,7 @@ class TestGeneration:
         optimized.to(torch.float64)
         assert torch.equal(optimized.generate(tokens, **NEW), llama.generate(tokens, **NEW))
 
+    @pytest.mark.sampled("words0")
     @pytest.mark.parametrize(
         "words", [{"return_dict": False}, {"logits_to_keep": torch.tensor([3])}]
     )
@@ -229,6 +238,7 @@ class TestGeneration:
         assert torch.equal(ours, theirs)
         assert "LlamaForCausalLM runs eagerly: its cache" in caplog.text
 
+    @pytest.mark.sampled("pickled")
     @pytest.mark.parametrize("remake", [copy.deepcopy, pickled])
     def test_copies_and_pickles_are_optimized_models(self, llama, remake):
         optimized, tokens = optimize(llama), prompt(1, 20)
@@ -258,6 +268,7 @@ class TestGeneration:
 INT8 = get_weight_only_quant_qconfig_mapping(weight_dtype=WoqWeightDtype.INT8)
 
 
+@pytest.mark.usefixtures("traced_only")
 @pytest.mark.parametrize("inplace", [False, True])
 def test_weights_are_quantized_and_tokens_are_those_of_the_quantized_model(llama, inplace):
     eager = quantize_weights(llama, INT8)
@@ -270,6 +281,7 @@ def test_weights_are_quantized_and_tokens_are_those_of_the_quantized_model(llama
     assert torch.equal(model.generate(ids, **NEW), eager.generate(ids, **NEW))
 
 
+@pytest.mark.usefixtures("traced_only")
 def test_a_quantized_checkpoint_is_loaded(llama, tmp_path):
     int4 = get_weight_only_quant_qconfig_mapping(weight_dtype=WoqWeightDtype.INT4, group_size=32)
     eager = quantize_weights(copy.deepcopy(llama), int4, skip=["lm_head"])

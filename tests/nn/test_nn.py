@@ -219,7 +219,7 @@ def test_tables_can_be_made_from_their_specs():
 
 
 @pytest.mark.parametrize("compile_it", [False, True])
-def test_bags_behind_a_dense_feature(compile_it):
+def test_bags_behind_a_dense_feature(op_by_op, compile_it):
     reference = tables(mode="sum")
     merged = MergedEmbeddingBagWithCat.from_embeddingbag_list(copy.deepcopy(reference))
     given, dense = bags(), torch.randn(5, 6, requires_grad=True)

@@ -48,6 +48,7 @@ FORWARD = ("nn.functional.interpolate.bilinear", "_foreach_sqrt", "nn.GRUCell")
 # Their samples are many or large, or have up to 330 ops, for which Inductor and g++ take long.
 SLOW = ("linalg", "svd", "fft", "unique", "ctc", "lstm", "transformer", "quantile", "polygamma")
 SLOW += ("grid_sample", "interpolate", "_foreach", "batch_norm")
+SLOW += ("tensor_split",)  # indices in a tensor break the graph, which is compiled in parts then
 
 
 @functools.cache

@@ -48,6 +48,15 @@ def stepped(kind: str, dtype: torch.dtype, given: dict, by: str | None, **how) -
 CLOSE = {torch.bfloat16: 2**-5, torch.float16: 2**-8}
 
 
+@pytest.mark.sampled(
+    "plain-torch.float16-optimize",
+    "decay-torch.bfloat16-ipex",
+    "momentum-torch.bfloat16-optimize",
+    "dampening-torch.float16-ipex",
+    "nesterov-torch.bfloat16-ipex",
+    "maximize-torch.bfloat16-optimize",
+    "momentum-torch.float16-ipex",
+)
 @pytest.mark.parametrize("by", ["ipex", OPTIMIZE])
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", SGD)

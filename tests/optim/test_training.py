@@ -67,8 +67,8 @@ MORE = [("sgd momentum", "bf16 split"), ("adamw", "bf16 master"), ("adamw", "fp1
 WAYS += [pytest.param(*way, marks=pytest.mark.slow) for way in MORE]
 
 
+@pytest.mark.sampled("lamb decay-bf16 split")
 @pytest.mark.parametrize(("variant", "way"), WAYS)
-@pytest.mark.sampled
 def test_two_hundred_steps_are_those_of_an_fp32_master(variant, way):
     held = LOW[way]
     model = CharLM()

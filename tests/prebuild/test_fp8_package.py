@@ -8,6 +8,7 @@ import ipex_inductor
 from ipex_inductor.quantization import QConfigMapping, Scheme, convert, prepare
 
 
+@pytest.mark.sampled("static")
 @torch.no_grad()
 @pytest.mark.parametrize("settings", [{}, {"weight_only": True}], ids=["static", "weights"])
 def test_a_loaded_package_gives_the_models_result(settings, tmp_path):

@@ -303,6 +303,7 @@ class Attention(nn.Module):
         return y.transpose(1, 2).reshape(1, 16, 64).float().square().mean()
 
 
+@pytest.mark.sampled("inference", "training")
 @pytest.mark.parametrize(
     ("rules", "training"),
     [

@@ -383,6 +383,7 @@ def optimizers():
         yield name, model, FusedStep(make(model.parameters()), clip_norm=clip).optimizer, scaler
 
 
+@pytest.mark.slow  # 13 s; a bundle of such kernels: above
 @needs_sycl
 def test_norms_clipping_and_unscaling_are_in_the_bundle(at_home, monkeypatch, tmp_path):
     """Another process with it and an empty cache compiles nothing, and steps as torch does."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -26,6 +27,7 @@ class Layer(nn.Module):
         return torch.ops.ipex.weight_only_linear(x, *tensors, *self.scheme).relu()
 
 
+@pytest.mark.slow  # 35 s; kernels in packages: test_int8_package.py, test_fp8_package.py
 @torch.no_grad()
 def test_a_loaded_package_gives_the_models_result(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -97,17 +97,11 @@ def test_python_blocks_compile(page):
         compile(text, page, "exec")
 
 
-# Each page compiles models for some ten seconds; the first that a visitor reads runs every time.
-EVERY_TIME = ("index.md",)
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(p, marks=[pytest.mark.slow] * (str(p) not in EVERY_TIME))
-        for p in python_pages()
-    ],
-)
+# Each page compiles models for some ten seconds. The first code that a visitor reads is tried by
+# test_readme_code.py every time.
+@pytest.mark.slow
+@pytest.mark.usefixtures("instructions_known", "products_known")
+@pytest.mark.parametrize("page", python_pages())
 def test_python_blocks_run(page, tmp_path):
     """The blocks of a page, one after the other in one program, but for those that say why not."""
     found = [code_to_run(*block) for block in blocks((DOCS / page).read_text(), "python")]
@@ -287,6 +281,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow  # 30 s; `make check` builds the site
 def test_the_strict_build_names_no_other_host(site):
     elsewhere = re.compile(r"<(?:script|link|img)[^>]+(?:src|href)=\"?https?://")
     outside = [str(page) for page in site.rglob("*.html") if elsewhere.search(page.read_text())]

@@ -41,6 +41,7 @@ def test_parameters_and_buffers_are_the_models():
     assert all(state[name] is expected[name] for name in state)
 
 
+@pytest.mark.sampled("gpt2")
 @pytest.mark.parametrize("name", ["gpt2", "t5"])  # tied weights, and constants in the graph
 def test_tied_parameters_have_all_their_names(name):
     model, inputs = build(name)

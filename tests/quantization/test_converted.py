@@ -224,6 +224,7 @@ def run_traced(quantized, *inputs):
     return torch.jit.trace(quantized, inputs, strict=False)(*inputs)
 
 
+@pytest.mark.sampled("make_resnet-run_traced", "<lambda>-run_exported")
 @pytest.mark.parametrize("run", [run_exported, run_traced])
 @pytest.mark.parametrize("make", [make_resnet, lambda: Attention().eval()])
 def test_exported_and_traced_models_give_the_same(make, run):
@@ -260,6 +261,7 @@ def test_traced_files_need_no_operators_but_torchs(tmp_path):
         assert signal_to_noise(quantized(IMAGE), loaded(IMAGE)) > 60
 
 
+@pytest.mark.sampled("True-ipex")
 @pytest.mark.parametrize("backend", ["ipex", "inductor"])
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_compiled_models_are_one_step_apart(backend, symmetric):
@@ -291,6 +293,7 @@ def with_quantized_outputs(quantized):
     return marked
 
 
+@pytest.mark.slow  # 20 s; sizes that vary: tests/passes/quant/test_products.py
 def test_a_compiled_model_takes_other_batches():
     quantized = quantize(make_resnet(), (IMAGE[:1],))
     compiled = torch.compile(quantized, backend="ipex", dynamic=True)

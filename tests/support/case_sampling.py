@@ -1,5 +1,7 @@
 """Which of many cases run each time; the others are for -m slow."""
 
+from collections import defaultdict
+
 import pytest
 
 
@@ -18,3 +20,28 @@ def few_with_each(cases, kind):
     quick = {*covering([kind(*case) for case in cases])}
     for number, case in enumerate(cases):
         yield pytest.param(*case, marks=[] if number in quick else pytest.mark.slow)
+
+
+def mark_slow_cases(items):
+    """Mark the cases of tests that are `sampled`, but for the quick ones, as slow."""
+    sampled = defaultdict(list)
+    for item in items:
+        if "sampled" in item.keywords and "slow" not in item.keywords:
+            sampled[item.nodeid.partition("[")[0]].append(item)
+    for cases in sampled.values():
+        for number in {*range(len(cases))}.difference(quick_cases(cases)):
+            cases[number].add_marker(pytest.mark.slow)
+
+
+def quick_cases(cases):
+    """Return the numbers of a sampled test's cases that run each time.
+
+    They are those that `sampled` names by their ids, or a few that have each value where it names
+    none, or none that this machine has.
+    """
+    ids = cases[0].get_closest_marker("sampled").args
+    named = [number for number, item in enumerate(cases) if item.callspec.id in ids]
+    if named:
+        return named
+    values = [tuple(map(id, item.callspec.params.values())) for item in cases]
+    return covering(values) if len(values[0]) > 1 else range(0, len(values), 3)

@@ -90,6 +90,7 @@ def test_a_wrong_rule_is_found(op_by_op, monkeypatch):
     assert "RMSE" in finding.detail
 
 
+@pytest.mark.slow  # 10 s; several at once: test_bisect.py
 def test_two_wrong_rules_are_both_found(op_by_op, monkeypatch):
     plant(monkeypatch, "linear+gelu", relu_instead)
     plant(monkeypatch, "linear+silu", no_bias)

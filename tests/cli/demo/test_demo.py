@@ -284,6 +284,7 @@ def test_a_users_error_comes_back_typed_from_the_child(tmp_path):
         demo.run_child(job, lambda step: None)
 
 
+@pytest.mark.slow  # 6 s; errors of a child are typed: above
 def test_a_childs_death_shows_the_tail_of_its_log(tmp_path):
     job = Job("dance", "bert", "fp32", 1, "cpu", (), tmp_path, tmp_path, 0)
     with pytest.raises(demo.ChildError) as death:

@@ -73,6 +73,7 @@ def write(folder, blocks, width):
     (folder / "quantize_config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.sampled("count")
 @pytest.mark.parametrize("how", ["count", "resident"])
 def test_the_peak_is_the_final_size_and_one_layer(how, tmp_path):
     torch.manual_seed(0)

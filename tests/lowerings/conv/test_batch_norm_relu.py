@@ -145,12 +145,12 @@ def test_variances_are_above_zero():
     assert given["mean"].min() < 0
 
 
-@pytest.fixture(scope="module")
-def errors(tmp_path_factory):
+@pytest.fixture(scope="module", params=["some", pytest.param("all", marks=pytest.mark.slow)])
+def errors(request, tmp_path_factory):
     """Of each case by itself, in one process in which Triton interprets."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "IPEX_HOME": str(tmp_path_factory.mktemp("home"))}
     env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    command = [sys.executable, batch_norm_relu_cases.__file__]
+    command = [sys.executable, batch_norm_relu_cases.__file__, request.param]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
@@ -441,6 +441,7 @@ def test_a_norm_of_what_may_change_stays_apart(number):
     assert "ipex.preactivated_rows.default" not in targets(gm)
 
 
+@pytest.mark.sampled("DenseNet's")
 @pytest.mark.parametrize("name", ["DenseNet's", "a transition"])
 def test_one_kernel_with_its_epilogue(name, tmp_path, monkeypatch):
     """Beside what makes the norm's vectors, which is work on weights."""

@@ -276,6 +276,7 @@ def test_what_is_recorded_decides(name, fused, h200_nodes):
     assert report.events[0].reason.startswith("apart, ") != fused
 
 
+@pytest.mark.sampled("its second")
 @pytest.mark.parametrize(
     "name",
     ["ResNet-50's first", "its second", pytest.param("odd channels", marks=pytest.mark.slow)],

@@ -393,6 +393,7 @@ def test_a_weight_that_is_made_in_the_graph_is_laid_out_by_rows(tmp_path, monkey
     assert "empty_strided_cuda((4096, 1024), (1024, 1), torch.bfloat16)" in code
 
 
+@pytest.mark.sampled("16-4-False", "2x3-2-True")
 @pytest.mark.parametrize(
     ("rows", "parts", "joined"),
     [

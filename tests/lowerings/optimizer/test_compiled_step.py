@@ -89,8 +89,8 @@ def greatest(x):
     return x.detach().abs().max().item() if x.numel() else 0.0
 
 
+@pytest.mark.sampled("adam capturable")
 @each(GRAPHS | FOREACH | OTHERS)
-@pytest.mark.sampled
 def test_as_near_to_fp64_as_eager_steps(make, launches):
     """But for 2 ulp of the largest operand, as for fused steps; the rate changes on the way."""
     ours = tensors()

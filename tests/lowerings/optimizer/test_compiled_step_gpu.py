@@ -54,6 +54,7 @@ QUICK = QUICK.replace("changing_rate or layouts or ", "")  # whose kernels are t
 fakes = FakeTensorMode()
 
 
+@pytest.mark.slow  # 16 s; formulas by the interpreter: test_step_triton.py
 @pytest.mark.parametrize(
     ("marks", "tests"),
     [
@@ -128,6 +129,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.sampled("host-a100-80gb-in lists", "device-h200-one by one", "device-h200-sgd")
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize(("rate", "gpu"), PLACES)
 def test_a_graph_of_a_gpu_is_read_and_compiled(name, rate, gpu, tmp_path, monkeypatch):

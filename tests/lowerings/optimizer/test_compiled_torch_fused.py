@@ -57,6 +57,9 @@ def made(op, told, dtype):
     return [params, grads, zeros, more, most, steps], steps
 
 
+@pytest.mark.sampled(
+    "adam amsgrad-dtype7", "adamw tensor lr-dtype12", "sgd momentum-dtype20", "adagrad-dtype24"
+)
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [
@@ -66,7 +69,6 @@ def made(op, told, dtype):
         for rare in [dtype is not torch.float64 and case not in ("adam amsgrad", "sgd momentum")]
     ],
 )
-@pytest.mark.sampled
 def test_as_torchs(case, dtype, launches):
     op, told = CASES[case]
     if op is torch._fused_adagrad_ and torch.__version__ < (2, 13):

@@ -181,6 +181,7 @@ def test_the_fake_is_the_result_s(name: str, compute: str) -> None:
     )
 
 
+@pytest.mark.sampled("True")
 @needs_kernel
 @pytest.mark.parametrize("in_cpp", [True, False])
 def test_a_compiled_call_with_any_number_of_rows(in_cpp: bool) -> None:
@@ -220,6 +221,7 @@ def test_the_report_names_the_kernel() -> None:
     assert "weight-only linear, int4 in int8" in str(explanation)
 
 
+@pytest.mark.sampled("int8-float32", "int4-int8", "nf4-bfloat16", "fp8-float16")
 @pytest.mark.parametrize(("name", "compute"), SCHEMES)
 def test_devices_without_a_kernel_dequantize(
     name: str, compute: str, monkeypatch: pytest.MonkeyPatch

@@ -69,6 +69,7 @@ def each(names, quick):
     )
 
 
+@pytest.mark.slow  # 9 s; kernels step as torch does: test_compiled_step_xpu.py
 @needs_sycl
 @each(VARIANTS, QUICK["fp32"])
 def test_fp32(variant, in_sycl):

@@ -162,6 +162,7 @@ def compile_decoding(
     return reason, distance(result, truth)
 
 
+@pytest.mark.sampled("dtype1")
 @needs_kernel
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)

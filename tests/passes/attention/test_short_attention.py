@@ -131,6 +131,7 @@ def chosen(model: nn.Module, x: Tensor, **options: object) -> tuple[int, Tensor]
     return sum(int(reason.split()[0]) for reason in told), result
 
 
+@pytest.mark.sampled("{'is_causal': True}-dtype0")
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", CHOSEN)
 @pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"scale": 0.5}], ids=str)
@@ -142,6 +143,7 @@ def test_it_is_chosen(dtype: torch.dtype, how: dict[str, object]) -> None:
     assert relative(result, model.double()(x.double())) < 3 * LIMIT[dtype]
 
 
+@pytest.mark.usefixtures("op_by_op")
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [dtype for dtype, most in QUERIES.items() if most < math.inf])
 def test_of_few_queries_alone(dtype: torch.dtype) -> None:
@@ -159,6 +161,7 @@ def test_of_few_queries_alone(dtype: torch.dtype) -> None:
         assert relative(result, exact) < 3 * LIMIT[dtype]
 
 
+@pytest.mark.sampled("(2, 0, 1, 3)")
 @needs_choice
 @torch.no_grad()
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)], ids=str)

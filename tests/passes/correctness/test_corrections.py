@@ -144,6 +144,7 @@ def test_windows_of_fractional_pools_are_those_of_torch(dtype):
         assert torch.equal(compiled(x, samples), fn(x, samples)), seed
 
 
+@pytest.mark.sampled("dtype0")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_factor_of_what_is_subtracted_from_lists(dtype):
     """Of results and of updates in place; without a factor nothing is changed."""

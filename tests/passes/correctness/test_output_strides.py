@@ -139,6 +139,7 @@ def test_every_layer_in_every_layout(name, layout, dynamic, kernels, op_by_op):
     check(fn, model, x, 1e-4)
 
 
+@pytest.mark.sampled("ipex")
 @torch.no_grad()
 @pytest.mark.parametrize("backend", ["inductor", "ipex"])
 def test_a_convolution_over_a_line_of_transposed_inputs(backend):
@@ -179,6 +180,7 @@ def test_a_sum_lies_as_its_first_addend(name, training, op_by_op):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sampled("channels last-linear3d", "reversed-conv1d", "batch expanded-conv2d")
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "linear3d"])
 @pytest.mark.parametrize("layout", ["channels last", "reversed", "batch expanded"])
 def test_training_keeps_strides(name, layout, op_by_op):
@@ -235,6 +237,7 @@ class Padding(CustomGraphPass):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.sampled("True-False", "False-True")
 def test_a_product_that_inductor_pads_lies_as_eagers(dynamic, training):
     """The cut is copied where it is a result, and nowhere else."""
     a, b = torch.randn(6, 5, requires_grad=training), torch.randn(5, 10)

@@ -137,6 +137,7 @@ def test_in_training(name, op_by_op):
         )
 
 
+@pytest.mark.slow  # 16 s; dynamic models in code: test_zoo.py
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["output_size", pytest.param("groups", marks=pytest.mark.slow)])
 def test_in_code(name):

@@ -110,6 +110,7 @@ def test_graph_is_plain_inductors(name, dtype, mode, sizes):
 FEW = ("_softmax", "gelu", "hardswish", "max_pool", "native_layer_norm")
 
 
+@pytest.mark.slow  # 10 s; those that read sizes vary them above
 @pytest.mark.parametrize(
     "names", [FEW, pytest.param([*OPS], marks=pytest.mark.slow)], ids=["few", "all"]
 )

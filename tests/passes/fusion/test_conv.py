@@ -87,9 +87,9 @@ RESIDUALS = {
 }
 
 
+@pytest.mark.sampled("conv second-bf16", "in place-fp32")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", RESIDUALS)
-@pytest.mark.sampled
 def test_residuals(name, dtype):
     fn, rule = RESIDUALS[name]
     conv = nn.Conv2d(8, 16, 3, dtype=dtype)

@@ -373,6 +373,7 @@ BIASES = {
 }
 
 
+@pytest.mark.sampled("a column")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "every other")) for n in BIASES]
 )

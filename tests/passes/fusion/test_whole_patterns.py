@@ -214,9 +214,9 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.sampled("contiguous-static", "flipped-dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.sampled
 def test_attention_of_any_layout(name, dynamic):
     found(
         lambda q, k, v: F.softmax(product(q, k) / 2 + BIAS, -1) @ v, *LAYOUTS[name], dynamic=dynamic

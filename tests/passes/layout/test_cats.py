@@ -83,6 +83,7 @@ def test_none_on_a_cpu_nor_where_inductor_does_it(monkeypatch):
     assert rewritten(shared, "cuda", monkeypatch, again=False) == (0, [])
 
 
+@pytest.mark.sampled("loop-layout0", "convolution-layout1")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
 @pytest.mark.parametrize("then", [lambda y, w: y * 2, F.conv2d], ids=["loop", "convolution"])
 def test_values_and_layout_are_torchs(then, layout):

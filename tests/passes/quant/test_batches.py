@@ -24,6 +24,7 @@ class Tokens(nn.Module):
         return self.second(x.transpose(1, 2).contiguous().transpose(1, 2))
 
 
+@pytest.mark.sampled("True")
 @torch.no_grad()
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_linear_layer_of_batches_is_one_call(dynamic) -> None:

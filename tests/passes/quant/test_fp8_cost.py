@@ -104,6 +104,7 @@ def train(model, call, x, enabled=True, autocast=False):
     return y
 
 
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_layers_that_are_left_compute_what_they_do_without_fp8(autocast):
     dtype = torch.float32 if autocast else torch.bfloat16
@@ -135,7 +136,7 @@ def decisions(rules=""):
     return [(row.kind, row.reason) for row in rows if row.subject == fp8_cost.NAME]
 
 
-def test_the_reason_is_stated():
+def test_the_reason_is_stated(op_by_op):
     rows = decisions()
     assert [kind for kind, _ in rows] == ["missed", "missed"]
     assert {reason.partition(":")[0] for _, reason in rows} == {
@@ -155,11 +156,11 @@ def test_a_maximum_that_came_into_the_graph_is_still_recorded():
     assert record.kwargs == fields
 
 
-def test_it_can_be_switched_off():
+def test_it_can_be_switched_off(op_by_op):
     assert decisions("-fp8 cost") == []
 
 
-def test_one_small_layer_beside_a_large_one_is_left(monkeypatch):
+def test_one_small_layer_beside_a_large_one_is_left(op_by_op, monkeypatch):
     """The first layer's GEMMs are given the cost of large ones."""
     real = fp8_cost.estimate
 

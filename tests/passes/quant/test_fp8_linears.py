@@ -70,6 +70,7 @@ class Read(nn.Module):
         return y, y.float() * 2, y.transpose(0, 1).contiguous()
 
 
+@pytest.mark.sampled("dtype1")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_readers_of_a_result_get_it(dtype):
     model, x = Read().eval().to(dtype), torch.randn(4, 16).to(dtype)

@@ -31,6 +31,7 @@ def int8_convolutions() -> int:
     return sum(count for name, count in counts.items() if name.startswith("int8 conv"))
 
 
+@pytest.mark.sampled("0.0-2", "0.5-0")
 @torch.no_grad()
 @pytest.mark.parametrize(("value", "expected"), [(0.0, 2), (0.5, 0)])
 def test_padding_is_part_of_a_call_if_it_is_zero(value, expected) -> None:

@@ -299,6 +299,7 @@ def test_another_process_loads_what_was_compiled(tmp_path: Path) -> None:
 # Nets of the frontend
 
 
+@pytest.mark.sampled("resnet-bf16", "depthwise-fp32")
 @pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
     ("make", "fired"),

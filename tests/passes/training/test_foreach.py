@@ -91,7 +91,7 @@ def of_two(monkeypatch):
     monkeypatch.setattr(rule, "FEWEST", 2)
 
 
-def test_to_the_bit_what_it_is_without(on_cpu, of_two):
+def test_to_the_bit_what_it_is_without(op_by_op, on_cpu, of_two):
     model = net(Net, 2)
     twin = copy.deepcopy(model)
     ours = step(model)

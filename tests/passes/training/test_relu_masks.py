@@ -105,6 +105,7 @@ NETS = {
 QUICK = [("channels-last", True), ("rows", False)]
 
 
+@pytest.mark.sampled("channels-last-True")
 @pytest.mark.parametrize(
     ("name", "autocast"),
     [
@@ -127,13 +128,13 @@ def test_gradients(name, autocast, on_cpu):
 
 
 @pytest.mark.parametrize("off", ["-relu-mask", "-*"])
-def test_it_can_be_off(off, on_cpu):
+def test_it_can_be_off(off, on_cpu, op_by_op):
     model = Net()
     gradients(model, torch.compile(model, backend="ipex", options={"rules": off}), image())
     assert fired() == 0
 
 
-def test_on_a_cpu_it_is_left():
+def test_on_a_cpu_it_is_left(op_by_op):
     """The backward's loops there were not looked at."""
     model = Net()
     gradients(model, torch.compile(model, backend="ipex", options=STRICT), image())
@@ -231,7 +232,7 @@ def unseen(model):
     [(Written, None), (Net, between), (Net, unseen)],
     ids=["in the graph", "between", "unseen"],
 )
-def test_a_bias_may_be_written_to_before_the_backward(kind, write, on_cpu):
+def test_a_bias_may_be_written_to_before_the_backward(kind, write, on_cpu, op_by_op):
     """Torch does not keep it; so the forward keeps what it was."""
     model, x = kind(), image()
     exact = copy.deepcopy(model).double()
@@ -316,6 +317,7 @@ PASSES = {
 }
 
 
+@pytest.mark.sampled("norm", "norm and sum")
 @pytest.mark.skipif(
     torch.cuda.is_available(), reason="an H200 is pretended here; tests/gpu has the real one"
 )

@@ -298,6 +298,7 @@ def copy_of(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).double()
 
 
+@pytest.mark.sampled("dtype0")
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [pytest.param(d, marks=needs_row(d)) for d in DTYPES])
 def test_linear_layers_are_chosen(dtype: torch.dtype) -> None:
@@ -444,6 +445,7 @@ def test_on_amx_what_outweighs_onednns_call_is_ours(
     assert chosen() == ours
 
 
+@pytest.mark.sampled("dtype1")
 @needs_library
 @pytest.mark.usefixtures("rows_of_amx")
 @torch.no_grad()

@@ -77,6 +77,7 @@ def gone(model: nn.Module) -> set[str]:
 LARGE = {"one.weight", "nine.weight", "up.weight", "down.weight"}
 
 
+@pytest.mark.sampled("fp32-our kernels", "bf16-oneDNN")
 @pytest.mark.parametrize("ours", [True, False], ids=["our kernels", "oneDNN"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_what_is_derived_is_all_that_stays(

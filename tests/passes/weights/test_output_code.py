@@ -70,6 +70,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.sampled("all-dynamic--channels-last")
 @torch.no_grad()
 @pytest.mark.parametrize("rules", ["", "-channels-last"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["known", "dynamic"])

@@ -52,6 +52,7 @@ def hoisted() -> bool:
     return any(e.kind == "hoisted" for report in decisions.reports() for e in report.events)
 
 
+@pytest.mark.sampled("dynamic")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @torch.no_grad()
 def test_small_convolutions_stay_plain(dynamic: bool) -> None:

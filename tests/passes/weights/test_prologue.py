@@ -274,6 +274,7 @@ RETURNED = {
 }
 
 
+@pytest.mark.sampled("a view of a view")
 @torch.no_grad()
 @pytest.mark.parametrize("name", RETURNED)
 def test_what_the_caller_gets_it_may_write(in_code, name):

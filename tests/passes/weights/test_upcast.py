@@ -57,10 +57,10 @@ class Block(nn.Module):
         return F.gelu(self.last(x.mean((2, 3))))
 
 
+@pytest.mark.sampled("bf16-channels-last")
 @torch.no_grad()
 @pytest.mark.parametrize("last", [True, False], ids=["channels-last", "contiguous"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.sampled
 def test_a_block_is_computed_in_fp32_and_its_rules_fire(dtype, last):
     torch.manual_seed(0)
     form = torch.channels_last if last else torch.contiguous_format
@@ -136,6 +136,7 @@ def test_a_row_by_a_large_weight_stays_in_fp16(op_by_op, rows, depth, stays):
     assert len(said(upcast.NAME)) == (not stays)
 
 
+@pytest.mark.sampled("fp16")
 @torch.no_grad()
 @pytest.mark.skipif(blocked.why_not() is not None, reason=f"{blocked.why_not()}")
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,6 +8,8 @@ import textwrap
 import pytest
 import torch
 
+pytestmark = pytest.mark.usefixtures("instructions_known")
+
 # With gloo one process becomes two once all is imported, which takes longer than what is tested. A
 # process that forks cannot use a GPU.
 RANKS = textwrap.dedent(

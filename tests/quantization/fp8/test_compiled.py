@@ -66,6 +66,7 @@ def test_a_block_may_be_inside_of_what_is_compiled():
         assert_same(model, twin)
 
 
+@pytest.mark.sampled("False-False", "True-True")
 @pytest.mark.parametrize("enabled", [False, True])
 @pytest.mark.parametrize("calibrating", [False, True])
 def test_inference_equals_eager_mode(enabled, calibrating):

@@ -88,6 +88,7 @@ def test_autocast_multiplies_in_bf16_by_the_same_weight():
             check_sums(run(x).bfloat16(), x.bfloat16().double(), weight, b)
 
 
+@pytest.mark.sampled("dtype0-uncaptured", "dtype1-captured")
 @SCHEMES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_a_byte_for_each_weight(scheme, dtype, monkeypatch):

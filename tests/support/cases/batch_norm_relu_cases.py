@@ -3,6 +3,7 @@ the interpreter."""
 
 import json
 import random
+import sys
 
 import torch
 import triton
@@ -40,6 +41,12 @@ ODD = (float("inf"), -float("inf"), float("nan"))
 def takes(tile, sizes):
     """Whether a step of the tile takes a whole part."""
     return batch_norm_relu.lane(sizes[3]) <= tile.BLOCK_K
+
+
+def tiles_of(number, sizes, whole):
+    """Return the tiles that take a case; one of them, in turns, if not the `whole`."""
+    found = [tile for tile in SMALL if takes(tile, sizes)]
+    return found if whole else [found[number % len(found)]]
 
 
 def error(sizes, biased, dtype, tile=SMALL[0], device="cpu", odd=()):
@@ -80,7 +87,11 @@ def error(sizes, biased, dtype, tile=SMALL[0], device="cpu", odd=()):
 if __name__ == "__main__":
     assert triton.knobs.runtime.interpret
     found = {
-        d: [error(*c, d, tile) for c in cases for tile in SMALL if takes(tile, c[0])]
+        d: [
+            error(*case, d, tile)
+            for number, case in enumerate(cases)
+            for tile in tiles_of(number, case[0], sys.argv[1] == "all")
+        ]
         for d, cases in INTERPRETED.items()
     }
     found["odd"] = [error(SIZES[3], biased, "float32", odd=ODD) for biased in (False, True)]

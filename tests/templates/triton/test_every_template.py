@@ -1,7 +1,8 @@
 """Every template in every dtype for every GPU that it is offered on: compiled, within limits.
 
-Each time, by a small tile for a small window, which takes a second. Larger ones, and what else is
-seen in their code, are in the tests of each template.
+By a small tile for a small window, which takes a second: each time in each dtype and for each GPU,
+and slowly in all pairs of them. Larger ones, and what else is seen in their code, are in the tests
+of each template.
 """
 
 import itertools
@@ -38,6 +39,7 @@ from ipex_inductor.templates.triton import (
     transpose,
     weight_stationary,
 )
+from support.case_sampling import few_with_each
 from support.cases import pool_cases
 from support.rendered_templates import (
     binary,
@@ -317,6 +319,15 @@ def reasons(name, dtype, gpu):
     return [SMALL[name].left[each] for each in (dtype, gpu) if each in SMALL[name].left]
 
 
+def offered(name):
+    """Return the dtypes and GPUs that a template is offered for, as parameters.
+
+    Slow are all but few of them that have each of its dtypes and each of its GPUs.
+    """
+    cases = [(name, *each) for each in itertools.product(DTYPES, GPUS) if not reasons(name, *each)]
+    return few_with_each(cases, lambda name, *others: others)
+
+
 @pytest.mark.parametrize("name", [name for name, small in SMALL.items() if small.name])
 def test_it_is_offered_where_it_is_compiled(name):
     """And nowhere else, for the reason that is said."""
@@ -338,7 +349,7 @@ NOT_BEFORE = {("grouped", "b200"): (3, 8)}
 
 @pytest.mark.parametrize(
     ("name", "dtype", "gpu"),
-    [each for each in itertools.product(SMALL, DTYPES, GPUS) if not reasons(*each)],
+    [*itertools.chain.from_iterable(map(offered, SMALL))],
 )
 def test_compiled_within_limits(name, dtype, gpu):
     """Registers, spills and shared memory as the binary has them."""
