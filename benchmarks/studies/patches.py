@@ -61,10 +61,8 @@ def measure(
     x = torch.randn(batch, channels, pixels, pixels, device="cuda", dtype=dtype)
     weight = torch.randn(outputs, channels, side, side, device="cuda", dtype=dtype)
     bias = torch.randn(outputs, device="cuda", dtype=dtype)
-    matrix = weight
     if last:
         x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
-        matrix = weight
     graphs = {}
     torch.compiler.reset()
     exact = convolve(x.double(), weight.double(), bias.double(), [side, side])
@@ -72,7 +70,7 @@ def measure(
     for peer, run in (("cuDNN", convolve), ("GEMM", multiply)):
         compiled = torch.compile(run)
         stride = [side, side]
-        call = lambda x, compiled=compiled, stride=stride: compiled(x, matrix, bias, stride)  # noqa: E731
+        call = lambda x, compiled=compiled, stride=stride: compiled(x, weight, bias, stride)  # noqa: E731
         row[f"error of {peer}"] = float((call(x).double() - exact).norm() / exact.norm())
         graphs[peer] = capture_graph(call, x).replay
     for peer, times in time_in_turns(graphs, options.seconds, length=20).items():

@@ -93,6 +93,7 @@ def rules() -> str:
     from ipex_inductor.lowerings.pointwise import channel_tiles
     from ipex_inductor.passes import joint
     from ipex_inductor.passes.attention import grouped_queries
+    from ipex_inductor.passes.restated import embedding_bags, frames, patches
     from ipex_inductor.passes.training import foreach, training
     from ipex_inductor.passes.weights import plain, upcast
 
@@ -105,7 +106,8 @@ def rules() -> str:
     for each in joint.PASSES:
         if each.switch not in (None, "*"):
             by_name.setdefault(str(each.switch), ({each.graphs.name.lower()}, f"pass: {each.name}"))
-    for module in (channel_tiles, foreach, grouped_queries, plain, upcast):
+    restated = (embedding_bags, frames, patches)
+    for module in (channel_tiles, foreach, grouped_queries, plain, *restated, upcast):
         by_name.setdefault(module.NAME, ({"inference"}, described(Path(module.__file__))))
     for name in sorted(joint.RULE_NAMES - set(by_name)):
         by_name[name] = {"inference"}, "batch norm folding" if "norm" in name else ""

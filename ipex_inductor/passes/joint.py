@@ -73,6 +73,10 @@ def _restate(c: PassContext) -> None:
     restatement.restate(c.graph, c.settings.rules_off, c.report)
 
 
+def _move_activations(c: PassContext) -> None:
+    activations.move_before_views(c.graph, c.report)
+
+
 def _commute_upsampling(c: PassContext) -> None:
     upsampled.commute(c.graph, c.weights, c.report)
 
@@ -177,7 +181,7 @@ PASSES = (
         changes_weights=True,
     ),
     # Rules look for an activation right behind a convolution.
-    Pass("activations", INFERENCE, lambda c: activations.move_before_views(c.graph), ANY_RULE),
+    Pass("activations", INFERENCE, _move_activations, activations.NAME),
     # Rules see the linear layers and 2D convolutions that others are restated as.
     Pass("restatements", INFERENCE, _restate, ANY_RULE, changes_weights=True),
     # Patterns of linear layers read the weight transposed.

@@ -30,6 +30,7 @@ fp8 records, fp8 report, corrections, moments, relu masks"""
 UNSWITCHED = """weight transposes, library calls, image calls, weight gradient calls,
 misread attention, decompositions, corrections"""
 SWITCHED_ALONE = {
+    "activations": "conv|view",
     "attention": "softmax(q@k)@v",
     "attention copies": "attention-copies",
     "batch norm and relu": "batch_norm+relu|conv",

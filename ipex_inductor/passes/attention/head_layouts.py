@@ -41,35 +41,31 @@ def read_in_place(graph: torch.fx.Graph, report: GraphReport) -> None:
     """
     for op in KERNELS:
         for node in graph.find_nodes(op="call_function", target=op):
-            copies = [arg for arg in _operands(node) if _is_needless(arg)]
-            if node.args[0] in copies and not _is_result_turned(node):
-                copies.remove(node.args[0])
+            copies = {arg for arg in node.args[:3] if _is_needless(arg)}
+            if not _is_result_turned(node):
+                copies.discard(node.args[0])
             if not copies:
                 continue
-            for copy in {*copies}:
+            for copy in copies:
                 node.replace_input_with(copy, copy.args[0])
             _know_again(node)
             counters["ipex"][NAME] += 1
-            report.add("fired", NAME, f"{len(copies)} copies", user_line(node))
+            report.add("fired", NAME, f"copies read no more: {len(copies)}", user_line(node))
     graph.eliminate_dead_code()
 
 
-def _operands(node: Node) -> list[Node]:
-    """Return query, key and value [batch, heads, tokens, width]."""
-    return [arg for arg in node.args[:3] if isinstance(arg, Node)]
-
-
-def _is_needless(node: Node) -> bool:
+def _is_needless(node: Any) -> bool:
     """Return whether a node copies heads that a kernel could read where they are."""
-    if node.target is not aten.clone.default:
+    if not isinstance(node, Node) or node.target is not aten.clone.default:
         return False
     source: Any = node.args[0]
     value = source.meta["val"]
-    strides = value.stride()
-    if value.dim() != 4 or not all(isinstance(step, int) and step for step in strides):
+    *strides, last = value.stride()
+    distances = (value.storage_offset(), *strides)
+    if value.dim() != 4 or not all(isinstance(step, int) for step in distances):
         return False
-    aligned = all(step * value.element_size() % ALIGNED == 0 for step in strides[:-1])
-    return bool(strides[-1] == 1 and aligned)
+    is_aligned = all(step * value.element_size() % ALIGNED == 0 for step in distances)
+    return all(strides) and last == 1 and is_aligned
 
 
 def _is_result_turned(node: Node) -> bool:

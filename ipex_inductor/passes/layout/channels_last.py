@@ -71,9 +71,7 @@ def is_preferred(graph: torch.fx.Graph) -> bool:
 
 def has_videos(graph: torch.fx.Graph) -> bool:
     """Return whether a graph has a 3D convolution that is to be converted."""
-    return any(
-        map(_is_video, graph.find_nodes(op="call_function", target=aten.convolution.default))
-    )
+    return any(map(_is_video, graph.nodes))
 
 
 def convert(graph: torch.fx.Graph, report: GraphReport, with_images: bool = True) -> None:
@@ -126,14 +124,17 @@ def _is_image(node: Node) -> bool:
 
 
 def _is_video(node: Node) -> bool:
-    """Return whether a node is a 3D convolution on a GPU that is faster in channels-last."""
+    """Return whether a node is a dense 3D convolution on an NVIDIA GPU that has a fast kernel."""
     if node.target not in IMAGES or not _on_gpu(node) or _val(node).dim() != 5:
         return False
-    channels = _val(_images(node)[0]).shape[1]
+    weight: Any = node.args[WEIGHT]
+    channels, width = _val(_images(node)[0]).shape[1], _val(weight).shape[1]
     return (
-        _val(node).dtype in HALVES
+        torch.version.hip is None
+        and _val(node).dtype in HALVES
         and isinstance(channels, int)
         and channels % VECTOR == 0
+        and channels == width  # one group
         and not all(map(_is_last, _images(node)))
     )
 

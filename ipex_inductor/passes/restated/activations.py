@@ -9,12 +9,16 @@ tokens and then activate them. Rules look for the activation right behind the co
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters
 
+from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import compute_value
+from ipex_inductor.reporting.decisions import GraphReport
 
 Node = torch.fx.Node
 aten = torch.ops.aten
 
+NAME = "conv|view"
 ACTIVATIONS = (
     aten.gelu.default,
     aten.hardswish.default,
@@ -34,12 +38,19 @@ VIEWS = (
 )
 
 
-def move_before_views(graph: torch.fx.Graph) -> None:
-    """Move every activation that reads views of a convolution, in place."""
+def move_before_views(graph: torch.fx.Graph, report: GraphReport) -> None:
+    """Move every activation that reads views of a convolution, in place.
+
+    Args:
+        graph: A graph of inference.
+        report: Gets the decisions.
+    """
     for op in ACTIVATIONS:
         for node in graph.find_nodes(op="call_function", target=op):
             convolution = _convolution_before(node)
             if convolution is not None and convolution is not node.args[0]:
+                report.add("fired", NAME, "", user_line(node))
+                counters["ipex"][NAME] += 1
                 _move(graph, node, convolution)
 
 

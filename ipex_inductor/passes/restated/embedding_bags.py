@@ -34,6 +34,7 @@ def has_equal_bags(node: Node) -> bool:
         and start == 0
         and isinstance(length, int)
         and length > 0
+        and not statically_known_true(bags == 0)
         and statically_known_true(bags * length == indices.meta["val"].numel())
     )
 
@@ -45,8 +46,10 @@ def why_not(node: Node) -> str | None:
         return "of maxima: torch's kernel computes them"
     if options["per_sample_weights"] is not None:
         return "its rows have weights: torch's kernel computes them"
-    if options["padding_idx"] >= 0 or options["include_last_offset"]:
+    if options["padding_idx"] >= 0:
         return "it leaves out rows: torch's kernel computes it"
+    if options["include_last_offset"]:
+        return "its offsets name the end of the last bag: torch's kernel computes it"
     if any(user.args[1] != 0 for user in node.users):
         return "its further results are used"
     return None

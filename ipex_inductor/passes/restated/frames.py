@@ -8,70 +8,48 @@ window reads become channels, padded with zeros to whole vectors, as many as ten
 once.
 """
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ipex_inductor.passes.restated import windows
+from ipex_inductor.passes.restated.patches import is_by_patches
+from ipex_inductor.passes.restated.windows import Convolution
+
 Node = torch.fx.Node
 aten = torch.ops.aten
 
 NAME = "video-stem"
-HALVES = (torch.bfloat16, torch.float16)
 FEW = 4  # channels of an image
 VECTOR = 8  # channels in 16 bytes
 MOST = 16  # taps in time: so often the input is copied
 
 
 def has_frames(node: Node) -> bool:
-    """Return whether a node is a 3D convolution of few channels."""
-    x, weight, _, _, _, dilation, transposed, _, groups = _read(node)
-    return (
-        x.meta["val"].dim() == 5
-        and not transposed
-        and groups == 1
-        and dilation[0] == 1
-        and _is_at_most(x.meta["val"].shape[1], FEW)
-        and _is_at_most(weight.meta["val"].shape[2], MOST)
-    )
+    """Return whether a node is a 3D convolution in 16 bits of few channels, not of patches."""
+    convolution = windows.read(node)
+    _, channels, *window = windows.shape(convolution.weight)
+    if len(window) != 3 or not convolution.is_dense or not windows.is_in_16_bits(node):
+        return False
+    is_small = windows.is_at_most(channels, FEW) and windows.is_at_most(window[0], MOST)
+    return is_small and convolution.dilation[0] == 1 and not is_by_patches(convolution)
 
 
-def why_not(node: Node) -> str | None:
-    """Return why the convolution is not restated, or None."""
-    x, weight, *_ = _read(node)
-    image = x.meta["val"]
-    if image.dtype not in HALVES:
-        return f"it is measured in 16 bits alone, and this is in {image.dtype}"
-    sizes = (*image.shape[1:], *image.stride(), *weight.meta["val"].shape)
-    if not all(isinstance(size, int) for size in sizes):
-        return "other sizes than its batch vary"
-    return None if math.prod(node.meta["val"].shape[1:]) else "it is empty"
-
-
-def convolve_frames(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    *_: Any,
-) -> Tensor:
+def convolve_frames(*args: Any) -> Tensor:
     """Compute the convolution frame by frame.
 
     Args:
-        x: Videos (N, C, D, H, W).
-        weight: (O, C, kd, kh, kw).
-        bias: (O), or None.
-        stride: In time, height and width, as are all that follow.
-        padding: Zeros at both ends.
-        dilation: 1 in time.
+        *args: The arguments of `aten.convolution`: videos (N, C, D, H, W), weight
+            (O, C, kd, kh, kw), bias (O) or None, stride, padding, dilation (1 in time), ...
 
     Returns:
         (N, O, frames, rows, columns), a view of channels-last frames.
     """
+    convolution = Convolution(*args)
+    x, weight = convolution.x, convolution.weight
+    stride, padding, dilation = convolution.stride, convolution.padding, convolution.dilation
     taps, window = weight.shape[2], weight.shape[3:]
     padded = F.pad(x, (0, 0, 0, 0, padding[0], padding[0]))
     read = padded.unfold(2, taps, stride[0]).permute(0, 2, 5, 1, 3, 4)  # N, frames, kd, C, H, W
@@ -83,7 +61,7 @@ def convolve_frames(
     result = aten.convolution.default(
         images.contiguous(memory_format=torch.channels_last),
         kernel.contiguous(memory_format=torch.channels_last),
-        bias,
+        convolution.bias,
         stride[1:],
         padding[1:],
         dilation[1:],
@@ -93,12 +71,3 @@ def convolve_frames(
     )
     videos: Tensor = result.unflatten(0, (-1, count)).transpose(1, 2)
     return videos
-
-
-def _is_at_most(size: object, most: int) -> bool:
-    """Return whether a size does not vary and is at most so large."""
-    return isinstance(size, int) and size <= most
-
-
-def _read(node: Node) -> Any:
-    return node.args

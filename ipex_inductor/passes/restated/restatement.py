@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import inline
-from ipex_inductor.passes.restated import embedding_bags, frames, patches
+from ipex_inductor.passes.restated import embedding_bags, frames, patches, windows
 from ipex_inductor.reporting.decisions import GraphReport
 
 Node = torch.fx.Node
@@ -41,10 +41,10 @@ class Restatement:
 CONVOLUTION = torch.ops.aten.convolution.default
 RESTATEMENTS = (
     Restatement(
-        patches.NAME, CONVOLUTION, patches.has_patches, patches.why_not, patches.multiply_patches
+        patches.NAME, CONVOLUTION, patches.has_patches, windows.why_not, patches.multiply_patches
     ),
     Restatement(
-        frames.NAME, CONVOLUTION, frames.has_frames, frames.why_not, frames.convolve_frames
+        frames.NAME, CONVOLUTION, frames.has_frames, windows.why_not, frames.convolve_frames
     ),
     *(
         Restatement(
@@ -84,5 +84,5 @@ def restate(graph: torch.fx.Graph, off: Collection[str], report: GraphReport) ->
 
 def on_nvidia_gpu(node: Node) -> bool:
     """Return whether a node computes on a GPU of NVIDIA."""
-    values = (operand.meta["val"] for operand in node.all_input_nodes)
-    return torch.version.hip is None and all(value.device.type == "cuda" for value in values)
+    first: Any = node.args[0]  # a number that varies is an operand too, and on no device
+    return torch.version.hip is None and first.meta["val"].device.type == "cuda"

@@ -46,7 +46,7 @@ def test_copies_of_all_heads_are_removed(of_a_cpu):
         return join(attend(*(part.contiguous() for part in split(x))))
 
     gm, events = rewritten(fn)
-    assert events == [("fired", head_layouts.NAME, "3 copies")]
+    assert events == [("fired", head_layouts.NAME, "copies read no more: 3")]
     (node,) = gm.graph.find_nodes(op="call_function", target=ON_CPU)
     assert not [arg for arg in node.args[:3] if arg.target is aten.clone.default]
 
@@ -56,7 +56,7 @@ def test_the_query_keeps_its_copy_where_the_result_is_read_as_it_is(of_a_cpu):
         return attend(*(part.contiguous() for part in split(x)))
 
     gm, events = rewritten(fn)
-    assert events == [("fired", head_layouts.NAME, "2 copies")]
+    assert events == [("fired", head_layouts.NAME, "copies read no more: 2")]
     (node,) = gm.graph.find_nodes(op="call_function", target=ON_CPU)
     assert [arg.target is aten.clone.default for arg in node.args[:3]] == [True, False, False]
 
@@ -72,6 +72,27 @@ def test_copies_of_repeated_or_odd_heads_stay(of_a_cpu):
         repeated = k[:, :1].expand(-1, HEADS, -1, -1).contiguous()
         turned = v.transpose(2, 3).contiguous().transpose(2, 3).contiguous()
         return join(attend(q, repeated, turned))
+
+    assert rewritten(fn)[1] == []
+
+
+def test_a_query_that_is_a_key_too_keeps_its_copy(of_a_cpu):
+    def fn(x):
+        q, _, v = split(x)
+        heads = q.contiguous()
+        return attend(heads, heads, v.contiguous()).view(2, -1)
+
+    gm, events = rewritten(fn)
+    assert events == [("fired", head_layouts.NAME, "copies read no more: 1")]
+    (node,) = gm.graph.find_nodes(op="call_function", target=ON_CPU)
+    assert [arg.target is aten.clone.default for arg in node.args[:3]] == [True, True, False]
+
+
+def test_heads_that_begin_between_vectors_are_copied(of_a_cpu):
+    def fn(x):
+        wide = torch.cat([x, x[..., :4]], -1)  # rows of whole vectors
+        q, k, v = split(wide[..., 1:-3])
+        return join(attend(q, k.contiguous(), v.contiguous()))
 
     assert rewritten(fn)[1] == []
 

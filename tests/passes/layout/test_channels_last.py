@@ -16,7 +16,7 @@ from ipex_inductor.passes.engine.whole_ops import reduced_table
 from ipex_inductor.passes.joint import WHOLE
 from ipex_inductor.passes.layout import channels_last
 from ipex_inductor.reporting.decisions import GraphReport
-from support.rewritten import rewrite
+from support.rewritten import rewrite, trace
 
 pytestmark = pytest.mark.unit
 
@@ -245,3 +245,14 @@ def test_other_videos_keep_their_layout(channels, dtype):
 def test_images_stay_where_only_videos_are_converted(each_weight):
     gm = convert_videos(lambda x, w: F.conv2d(x, w), X, *weights((4, 8, 3, 3)))
     assert images_of(gm) == [False]
+
+
+def test_videos_are_found_behind_rules(each_weight):
+    """A convolution with an activation is an op of ours by then."""
+
+    def fn(x, weight):
+        window = ([1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)
+        return torch.ops.ipex.conv(x, weight, None, None, *window, "none", "relu", [], "")
+
+    gm, _ = trace(fn, VIDEO, weights((8, 8, 3, 3, 3))[0].bfloat16())
+    assert channels_last.has_videos(gm.graph) == bool(each_weight)

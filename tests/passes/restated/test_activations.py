@@ -15,9 +15,11 @@ IMAGES = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3)
 
 def moved(fn):
     """Return whether an activation reads the convolution itself, in the graph of a function."""
-    gm, _ = rewrite(lambda graph, _: activations.move_before_views(graph), fn, *IMAGES)
+    gm, events = rewrite(activations.move_before_views, fn, *IMAGES)
     (convolution,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    return all(user.target in activations.ACTIVATIONS for user in convolution.users)
+    is_moved = all(user.target in activations.ACTIVATIONS for user in convolution.users)
+    assert events == [("fired", activations.NAME, "")] * is_moved
+    return is_moved
 
 
 def tokens(x, weight):

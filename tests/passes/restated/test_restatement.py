@@ -81,8 +81,26 @@ def test_groups_are_no_patches():
 def test_patches_in_single_precision_stay():
     x = torch.randn(1, 3, 16, 16)
     gm, events = restated(convolve(stride=8), x, *windows(dtype=torch.float32))
-    reason = "it is measured in 16 bits alone, and this is in torch.float32"
-    assert (count(gm, aten.convolution.default), events) == (1, [("missed", patches.NAME, reason)])
+    assert (count(gm, aten.convolution.default), events) == (1, [])
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
+def test_patches_of_videos_become_rows_too(last):
+    x, weight = torch.randn(2, 3, 4, 9, 8), torch.randn(8, 3, 2, 4, 4)
+    x = x.to(memory_format=torch.channels_last_3d) if last else x
+    fn = convolve_videos(stride=(2, 4, 4))
+    gm, events = restated(fn, x.to(BF16), weight.to(BF16), torch.randn(8).to(BF16))
+    assert events == [("fired", patches.NAME, "")]
+    assert (count(gm, aten.convolution.default), count(gm, aten.addmm.default)) == (0, 1)
+
+
+def test_one_number_stands_for_all_dimensions():
+    def fn(x, weight):
+        window = ([2], [1], [1], False, [0], 1)
+        return aten.convolution.default(x, weight, None, *window)
+
+    x, weight = torch.randn(1, 3, 5, 8, 8).to(BF16), torch.randn(4, 3, 3, 3, 3).to(BF16)
+    assert restated(fn, x, weight)[1] == [("fired", frames.NAME, "")]
 
 
 def convolve_videos(**arguments):
@@ -114,7 +132,7 @@ def test_other_videos_stay(channels, dtype):
     gm, events = restated(fn, x.to(dtype), weight.to(dtype), torch.randn(4).to(dtype))
     (convolution,) = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
     assert convolution.meta["val"].dim() == 5
-    assert [event[0] for event in events] == ["missed"] * (dtype is not BF16)
+    assert events == []
 
 
 def look_up(mode, **arguments):
