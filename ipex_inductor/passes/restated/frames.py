@@ -47,7 +47,7 @@ def convolve_frames(*args: Any) -> Tensor:
     Returns:
         (N, O, frames, rows, columns), a view of channels-last frames.
     """
-    convolution = Convolution(*args)
+    convolution = Convolution(args)
     x, weight = convolution.x, convolution.weight
     stride, padding, dilation = convolution.stride, convolution.padding, convolution.dilation
     taps, window = weight.shape[2], weight.shape[3:]

@@ -64,7 +64,7 @@ def multiply_patches(*args: Any) -> Tensor:
     Returns:
         (N, O, *patches), a view of channels-last rows.
     """
-    convolution = Convolution(*args)
+    convolution = Convolution(args)
     x, weight, bias = convolution.x, convolution.weight, convolution.bias
     outputs, channels, *window = weight.shape
     counts = [size // side for size, side in zip(x.shape[2:], window, strict=True)]

@@ -1,6 +1,7 @@
 """Read convolutions that are restated."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,42 +16,23 @@ class Convolution:
     """The arguments of `aten.convolution`, with a number for each dimension of the window.
 
     Args:
-        x: The images [N, C, *sizes].
-        weight: [O, C / groups, *window].
-        bias: [O], or None.
-        stride: A number for each dimension, or one for all, as of all that follow.
-        padding: Zeros at both ends.
-        dilation: The distance of taps.
-        transposed: Whether the convolution is transposed.
-        output_padding: Of transposed convolutions.
-        groups: The number of groups.
+        arguments: Of the operator: x [N, C, *sizes], weight [O, C / groups, *window], bias [O] or
+            None, stride, padding and dilation (a number for each dimension, or one for all),
+            whether it is transposed, the padding of its output, and the number of groups.
     """
 
-    def __init__(
-        self,
-        x: Any,
-        weight: Any,
-        bias: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        transposed: bool,
-        output_padding: Any,
-        groups: int,
-    ) -> None:
-        self.x, self.weight, self.bias = x, weight, bias
+    def __init__(self, arguments: Sequence[Any]) -> None:
+        self.x, self.weight, self.bias, *numbers, transposed, _, groups = arguments
         rank = len(getattr(weight, "meta", {}).get("val", weight).shape) - 2
         self.stride, self.padding, self.dilation = (
-            [*numbers] * rank if len(numbers) == 1 else [*numbers]
-            for numbers in (stride, padding, dilation)
+            [*each] * rank if len(each) == 1 else [*each] for each in numbers
         )
         self.is_dense = not transposed and groups == 1
 
 
 def read(node: Node) -> Convolution:
     """Return the arguments of a convolution's node, whose tensors are nodes."""
-    args: Any = node.args
-    return Convolution(*args)
+    return Convolution(node.args)
 
 
 def shape(node: Node) -> Any:
