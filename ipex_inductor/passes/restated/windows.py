@@ -23,7 +23,8 @@ class Convolution:
 
     def __init__(self, arguments: Sequence[Any]) -> None:
         self.x, self.weight, self.bias, *numbers, transposed, _, groups = arguments
-        rank = len(getattr(weight, "meta", {}).get("val", weight).shape) - 2
+        weight = getattr(self.weight, "meta", {}).get("val", self.weight)
+        rank = len(weight.shape) - 2
         self.stride, self.padding, self.dilation = (
             [*each] * rank if len(each) == 1 else [*each] for each in numbers
         )
