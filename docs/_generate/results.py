@@ -46,6 +46,7 @@ def pages() -> dict[str, str]:
         "results/index.md": index(files),
         "results/inference-cpu.md": cpu(),
         "results/inference-gpu.md": inference_gpu(),
+        "results/untuned-gpu.md": untuned_gpu(),
         "results/training-gpu.md": training(),
         "results/optimizers.md": optimizers(),
         "results/whole-models.md": zoo(),
@@ -69,6 +70,7 @@ Every figure below is generated from rows in `benchmarks/results/`. Nothing is t
 |---|---|
 | [Inference on CPUs](inference-cpu.md) | whole models: ipex, Inductor, IPEX 2.8 |
 | [Inference on NVIDIA GPUs](inference-gpu.md) | whole models: eager, Inductor, ipex |
+| [Models that nothing was tuned for](untuned-gpu.md) | whole models on a GPU without records of their own: eager, Inductor, ipex |
 | [Training on NVIDIA GPUs](training-gpu.md) | training steps: eager, Inductor, ipex |
 | [Optimizer steps](optimizers.md) | fused steps, torch's and ipex's |
 | [Small whole models](whole-models.md) | the zoo of 43 models of seven families |
@@ -147,6 +149,24 @@ def inference_gpu() -> str:
         groups,
         ("device", "model", "batch"),
         lambda row: row.get("median, ms"),
+        ours="ours",
+    )
+
+
+def untuned_gpu() -> str:
+    """Return whole models on GPUs that no record was made for, the last run of each."""
+    groups: dict[tuple[str, ...], dict[tuple[str, ...], list[dict[str, Any]]]] = {}
+    for row in rows_of(RESULTS / "zoo_gpu.jsonl"):
+        run = tuple(str(row.get(k, "")) for k in ("date", "device", "torch", "command", "sources"))
+        what = (row["device"], row["model"], row["dtype"], str(row["batch"]))
+        groups.setdefault(what, {}).setdefault(run, []).append(row)
+    return _whole(
+        "Models that nothing was tuned for",
+        "zoo_gpu.jsonl",
+        "Median milliseconds of the device, each peer in its default mode and replayed as a CUDA graph.",
+        groups,
+        ("device", "model", "dtype", "batch"),
+        lambda row: row.get("device, ms"),
         ours="ours",
     )
 
