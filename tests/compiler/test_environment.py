@@ -50,7 +50,7 @@ def test_a_home_that_cannot_be_written_does_not_matter(tmp_path):
 def test_no_compiler_is_told_with_the_name_of_the_package(monkeypatch):
     """In this process, as Inductor asks for one."""
 
-    def none():
+    def none(**_):
         raise InvalidCxxCompiler
 
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", none)
