@@ -150,11 +150,17 @@ NEAR_MISSES = {
     "a scaled addend": lambda x: torch.add(CONV(x), x[:, :1, :4, :4].expand(2, 16, 4, 4), alpha=2),
     "two users": lambda x: (lambda y: F.relu(y) * y)(CONV(x)),
     "a cast between": lambda x: F.relu(CONV(x).double()).float(),
-    "a view between": lambda x: F.relu(CONV(x).view(2, 4, 4, 16)),
+    "a turned copy between": lambda x: F.relu(CONV(x).transpose(1, 2).contiguous()),
+    "a part between": lambda x: F.relu(CONV(x)[:, :4]),
     "the weight is an input": lambda x: F.silu(F.conv2d(x, x[:, :, :3, :3] * 2)),
     "fp64": lambda x: F.relu(F.conv2d(x.double(), CONV.weight.double())),
     "empty": lambda x: F.relu(CONV(x[:0])),
 }
+
+
+def test_a_view_between_is_moved_behind_the_activation(op_by_op):
+    check(lambda x: F.relu(CONV(x).view(2, 4, 4, 16)), X)
+    assert counters["ipex"] == {"conv|view": 1, "conv+relu": 1}
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)

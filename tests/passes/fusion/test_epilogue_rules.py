@@ -232,7 +232,7 @@ NEAR_MISSES = {
     "weight not constant": GivenWeight,
     "another op between": partial(Family, between=lambda y: y.neg().neg()),
     "cast between": partial(Family, between=lambda y: y.double()),
-    "view between": partial(Family, between=lambda y: y.transpose(0, 1)),
+    "turned copy between": partial(Family, between=lambda y: y.transpose(0, 1).contiguous()),
     "fp64": lambda make, **given: Family(make, **given).double(),
     "zero size": Family,
     "training": Family,
