@@ -8,6 +8,7 @@ The result is tokens (N, pixels, channels), which is what networks make of it.
 """
 
 import argparse
+import functools
 import itertools
 import statistics
 import sys
@@ -68,9 +69,8 @@ def measure(
     exact = convolve(x.double(), weight.double(), bias.double(), [side, side])
     row: dict[str, Any] = {"network": name, "dtype": str(dtype)[6:], "channels-last": last}
     for peer, run in (("cuDNN", convolve), ("GEMM", multiply)):
-        compiled = torch.compile(run)
-        stride = [side, side]
-        call = lambda x, compiled=compiled, stride=stride: compiled(x, weight, bias, stride)  # noqa: E731
+        constants = {"weight": weight, "bias": bias, "stride": [side, side]}
+        call = functools.partial(torch.compile(run), **constants)
         row[f"error of {peer}"] = float((call(x).double() - exact).norm() / exact.norm())
         graphs[peer] = capture_graph(call, x).replay
     for peer, times in time_in_turns(graphs, options.seconds, length=20).items():

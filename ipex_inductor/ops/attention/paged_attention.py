@@ -161,9 +161,9 @@ def _attend_pages(
     Args:
         query: the queries.
         cache: the cache.
-        heads: what heads differ in.
+        heads: key head and slope of each head.
         places: [texts], the place of the first query among the keys.
-        settings: how scores are computed.
+        settings: factors and limits of the scores.
     """
     pages = [gather_pages(t, cache.tables, cache.lengths) for t in cache[:2]]
     k, v = (_spread_heads(t.to(query.dtype), query.shape[2], heads.mapping) for t in pages)

@@ -1,4 +1,4 @@
-"""What `ipex::paged_write` and `ipex::paged_attention` take, and errors for everything else."""
+"""Check the arguments of `ipex::paged_write` and `ipex::paged_attention`."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class Cache(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How scores are computed.
+    """Factors and limits of the scores.
 
     Args:
         scale: factor of the scores.
@@ -60,7 +60,7 @@ class Settings(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What heads differ in.
+    """Key head and slope of each head.
 
     Args:
         mapping: [heads], the key head of each; None for equal groups.
@@ -80,10 +80,10 @@ class Call(NamedTuple):
         out: [tokens, heads, width], where the result goes.
         query: [tokens, heads, width].
         cache: keys and values.
-        heads: what heads differ in.
+        heads: key head and slope of each head.
         starts: [texts + 1], the first query of each text; None for one query a text.
         longest: the largest length, or more.
-        settings: how scores are computed.
+        settings: factors and limits of the scores.
     """
 
     out: Tensor

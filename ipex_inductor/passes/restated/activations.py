@@ -65,11 +65,14 @@ def _convolution_before(node: Node) -> Node | None:
 
 def _move(graph: torch.fx.Graph, node: Node, convolution: Node) -> None:
     """Activate the result of a convolution in place of views of it."""
+    op: Any = node.target
+    arguments: Any = node.args
+    views, *options = arguments
     with graph.inserting_after(convolution):
-        moved = graph.call_function(node.target, (convolution, *node.args[1:]), node.kwargs)  # type: ignore[arg-type]
+        moved = graph.call_function(op, (convolution, *options), node.kwargs)
     moved.meta = {**node.meta}
     (reader,) = (user for user in convolution.users if user is not moved)
     reader.replace_input_with(convolution, moved)
     moved.meta["val"] = compute_value(moved)
-    node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
+    node.replace_all_uses_with(views)
     graph.erase_node(node)

@@ -3,6 +3,8 @@
 No GPU is needed: the pass takes the graph of a CPU for one, too.
 """
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -206,7 +208,7 @@ VIDEO = torch.randn(2, 8, 3, 9, 9).bfloat16()
 
 def convert_videos(fn, *inputs):
     """Return the graph of `fn` behind the pass, for a GPU."""
-    run = lambda graph, report: channels_last.convert(graph, report, with_images=False)  # noqa: E731
+    run = functools.partial(channels_last.convert, with_images=False)
     gm, events = rewrite(run, fn, *inputs)
     assert all("3D convolutions" in reason for _, _, reason in events)
     return gm
