@@ -1,16 +1,17 @@
 """Compare training steps on one GPU: eager, Inductor and backend `ipex`.
 
-    python -m benchmarks train [--models resnet50 bert gpt2-medium] [--seconds S] [--rules WORDS]
-        [--json FILE]
+    python -m benchmarks train [--models resnet50 efficientnet_b0 vit_b_16 bert gpt2-medium]
+        [--seconds S] [--rules WORDS] [--kernels N] [--json FILE]
     python -m benchmarks train --check [--models small] [--batch N]
 
-ResNet-50 with 128 images (channels-last), BERT-base with 32 x 384 tokens, GPT-2-medium with 8 x
-1024; forward and backward under bf16 autocast, AdamW in fp32, no dropout, gradients set to None.
-Eager and Inductor use torch's fused AdamW, `ipex` its fused step. The first gradients of the whole
-batch are checked against fp64 before timing: a peer that is farther off than eager may be is
-printed as wrong, without a speed. Times are milliseconds of a whole step between events, launches
-included, a block of steps at a time with the peers in turns. The sum of kernel times is printed
-too, as a slow host does not change it.
+ResNet-50 and EfficientNet-B0 with 128 images, ViT-B/16 with 64 (channels-last), BERT-base with
+32 x 384 tokens, GPT-2-medium with 8 x 1024; forward and backward under bf16 autocast, AdamW in
+fp32, no dropout, gradients set to None. Eager and Inductor use torch's fused AdamW, `ipex` its
+fused step. The first gradients of the whole batch are checked against fp64 before timing: a peer
+that is farther off than eager may be is printed as wrong, without a speed. Times are milliseconds
+of a whole step between events, launches included, a block of steps at a time with the peers in
+turns. The sum of kernel times is printed too, as a slow host does not change it. `--kernels N`
+lists the N that take most of it.
 
 `--check` ends after the gradients, and works without a GPU; model `small`, a few layers, is meant
 for that.
@@ -40,8 +41,18 @@ from ipex_inductor.reporting import decisions
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LAST: dict[str, Any] = {"memory_format": torch.channels_last}
-BATCHES = {"resnet50": 128, "small": 16, "bert": 32, "gpt2-medium": 8}
-LIBRARIES = {"resnet50": "torchvision", "bert": "transformers", "gpt2-medium": "transformers"}
+BATCHES = {
+    "resnet50": 128,
+    "efficientnet_b0": 128,
+    "vit_b_16": 64,
+    "bert": 32,
+    "gpt2-medium": 8,
+    "small": 16,
+}
+LIBRARIES = {
+    **dict.fromkeys(("resnet50", "efficientnet_b0", "vit_b_16"), "torchvision"),
+    **dict.fromkeys(("bert", "gpt2-medium"), "transformers"),
+}
 # How far gradients may be from fp64's: so many times as far as eager's under autocast, and what
 # the demo grants 16 bits besides (`demo_measure.error_limit`, which has three times).
 ERRORS, BESIDES = 1.5, 1e-3
@@ -83,17 +94,19 @@ def small() -> nn.Module:
 
 
 def image_case(name: str, batch: int) -> Case:
-    """Batch norms look at all images at once."""
+    """Return a network of images; batch norms look at all of them at once."""
     if name == "small":
         made, pixels, classes = small(), 32, 10
     else:
         import torchvision
 
-        made, pixels, classes = (
-            damp_residual_branches(torchvision.models.resnet50(weights=None)),
-            224,
-            1000,
-        )
+        # EfficientNet drops units and layers at random unless it is told not to.
+        words = {} if name == "resnet50" else {"dropout": 0.0}
+        words |= {"stochastic_depth_prob": 0.0} if name == "efficientnet_b0" else {}
+        made = torchvision.models.get_model(name, weights=None, **words)
+        if name == "vit_b_16":  # torchvision's head begins with zeros, behind which no gradient is
+            nn.init.normal_(made.heads.head.weight, std=0.02)
+        made, pixels, classes = damp_residual_branches(made), 224, 1000
     model: nn.Module = made.to(DEVICE).to(**LAST).train()
     x = torch.randn(batch, 3, pixels, pixels, device=DEVICE).to(**LAST)
     return Case(name, model, (x, torch.randint(classes, (batch,), device=DEVICE)), image_loss)
@@ -160,14 +173,25 @@ def contestant(
     return model, gradients, step
 
 
-def kernels(step: Callable[[], None]) -> float:
-    """Milliseconds that the device works for a step."""
+def profile_kernels(step: Callable[[], None], count: int) -> tuple[float, list[str]]:
+    """Return the milliseconds that kernels take in a step, and a line for each of the longest.
+
+    Args:
+        step: A training step.
+        count: The number of lines.
+    """
     steps = 3
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
         for _ in range(steps):
             step()
         torch.cuda.synchronize()
-    return sum(event.self_device_time_total for event in seen.key_averages()) / steps / 1e3
+    spent = [
+        (e.self_device_time_total / steps / 1e3, e.count / steps, e.key)
+        for e in seen.key_averages()
+    ]
+    spent.sort(reverse=True)
+    lines = [f"{ms:8.3f} ms {calls:4.0f} calls  {name[:150]}" for ms, calls, name in spent[:count]]
+    return sum(ms for ms, _, _ in spent), lines
 
 
 class Doubled(TorchFunctionMode):
@@ -216,7 +240,9 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
                 step()
                 torch.cuda.synchronize()
                 row["first step, s"] = round(time.monotonic() - begin, 2)
-                row["kernels, ms"] = round(kernels(step), 3)
+                total, lines = profile_kernels(step, options.kernels)
+                row["kernels, ms"] = round(total, 3)
+                print(*(f"{peer}: {line}" for line in lines), sep="\n", flush=True)
                 steps[peer] = step
         except Exception as error:  # one peer's fault is not the others'
             row["failed"] = f"{type(error).__name__}: {str(error).strip()[:500]}"
@@ -241,9 +267,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", default=[*LIBRARIES], choices=BATCHES)
     parser.add_argument("--peers", nargs="+", default=["eager", "inductor", "ours"])
-    parser.add_argument("--batch", type=int, help="images or texts; 128, 32 and 8 if not named")
+    parser.add_argument("--batch", type=int, help="images or texts")
     parser.add_argument("--check", action="store_true", help="hold gradients, and time nothing")
     parser.add_argument("--seconds", type=float, default=6, help="of timing a model")
+    parser.add_argument("--kernels", type=int, default=0, help="list so many kernels of a peer")
     parser.add_argument("--rules", default="", help="of ours, as the option: -relu-mask")
     parser.add_argument("--json", help="append the rows to this file, one JSON object a line")
     options = parser.parse_args()
