@@ -201,6 +201,7 @@ def _pass_settings(
         dtypes=low_precision if context.prologue else frozenset(),
         why_not_quantized=_why_not_quantized(context.is_packaged, context.level),
         shared_packing=config.shared_packing,
+        balances=context.prologue and not context.is_packaged,
     )
 
 

@@ -33,6 +33,7 @@ from ipex_inductor.ops.gemm import (
     skinny,
 )
 from ipex_inductor.ops.pointwise import (
+    balanced_rounding,
     cat,
     foreach,
     moments,
@@ -48,6 +49,7 @@ from ipex_inductor.ops.quant import (
 )
 
 __all__ = [
+    "balanced_rounding",
     "batch_norm_relu",
     "blocked",
     "cat",

@@ -66,7 +66,8 @@ def _choose_layout(c: PassContext) -> None:
 
 
 def _fold_batch_norms(c: PassContext) -> None:
-    folding.fold_batch_norms(c.graph, c.weights, c.settings.rules_off, c.report)
+    off, balances = c.settings.rules_off, c.settings.balances
+    folding.fold_batch_norms(c.graph, c.weights, off, c.report, balances)
 
 
 def _restate(c: PassContext) -> None:

@@ -44,6 +44,8 @@ class PassSettings:
             convert FP8.
         dtypes: The dtypes of products that kernels other than oneDNN's compute in inference.
         shared_packing: Whether linear layers on one input are joined for any number of rows.
+        balances: Whether errors of weights that a pass rounds may be balanced, which takes longer
+            than to round them: they must be computed ahead of the calls.
     """
 
     rules_off: frozenset[str] = frozenset()
@@ -52,6 +54,7 @@ class PassSettings:
     dtypes: frozenset[torch.dtype] = frozenset()
     why_not_quantized: Mapping[str, WhyNot] = field(default_factory=NOT_CALLED.copy)
     shared_packing: bool = False
+    balances: bool = False
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 Batch norm is `x * scale + shift` in each channel, with `scale = gamma / sqrt(var + eps)` and
 `shift = beta - mean * scale`. A product absorbs it by work on weights alone, which the prologue
-computes in float64, rounded once.
+computes in float64, rounded once. In 16 bits on GPUs the errors of rounding are balanced in each
+output channel (`ops/pointwise/balanced_rounding.py`).
 
     product(x, w, b) * scale + shift == product(x, w * scale, b * scale + shift)
     product(x * scale + shift, w, b) == product(x, w * scale, b + sum(w * shift))
@@ -44,7 +45,11 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def fold_batch_norms(
-    graph: torch.fx.Graph, weights: Iterable[Node], off: Collection[str], report: GraphReport
+    graph: torch.fx.Graph,
+    weights: Iterable[Node],
+    off: Collection[str],
+    report: GraphReport,
+    balances: bool = False,
 ) -> None:
     """Fold every batch norm of `graph` where that is proven right; report why for the others.
 
@@ -53,12 +58,13 @@ def fold_batch_norms(
         weights: Nodes that hold parameters or buffers, or are computed from them alone.
         off: Names of folds to leave out.
         report: Gets the decisions.
+        balances: Whether the errors of weights rounded to 16 bits may be balanced.
     """
     for op in TRAINING:
         for norm in graph.find_nodes(op="call_function", target=op):
             reason = "training mode: it normalises by the statistics of the batch"
             report.add("missed", "batch_norm", reason, user_line(norm))
-    folding = _Folding(graph, set(weights), off, report)
+    folding = _Folding(graph, set(weights), off, report, balances)
     norms = graph.find_nodes(op="call_function", target=NORM)
     remaining = [norm for norm in norms if not folding.into_product_before(norm)]
     for norm in reversed(remaining):  # of two in a row only the last is next to the product
@@ -73,9 +79,15 @@ class _Folding:
     """
 
     def __init__(
-        self, graph: torch.fx.Graph, weights: set[Node], off: Collection[str], report: GraphReport
+        self,
+        graph: torch.fx.Graph,
+        weights: set[Node],
+        off: Collection[str],
+        report: GraphReport,
+        balances: bool,
     ) -> None:
         self.graph, self.weights, self.off, self.report = graph, weights, off, report
+        self.balances = balances
         self.exact: dict[Node, Node] = {}
         self.fakes: dict[str, torch.Tensor] = {}
 
@@ -165,7 +177,7 @@ class _Folding:
             bias: The new bias in float64.
         """
         dtype = product.weight.meta["val"].dtype
-        rounded = [build.cast(exact, dtype) for exact in (weight, bias)]
+        rounded = [self._round_weight(build, product, weight, dtype), build.cast(bias, dtype)]
         self.exact.update(zip(rounded, (weight, bias), strict=True))
         current = as_product(product.node)  # its x may have been the norm
         assert current is not None
@@ -173,6 +185,23 @@ class _Folding:
         new.meta = dict(product.node.meta)
         product.node.replace_all_uses_with(new)
         self.graph.erase_node(product.node)
+
+    def _round_weight(
+        self, build: "_Builder", product: Product, weight: Node, dtype: torch.dtype
+    ) -> Node:
+        """Return the new weight of `product` in its dtype.
+
+        On a CPU balancing takes 15 ns a weight, which a second process would wait for.
+        """
+        value = weight.meta["val"]
+        is_grouped = product.outputs and product.groups > 1  # a slice has channels of all groups
+        if not self.balances or dtype.itemsize > 2 or not _balances_on(value.device) or is_grouped:
+            return build.cast(weight, dtype)
+        return build(torch.ops.ipex.round_balanced.default, weight, dtype, product.outputs)
+
+
+def _balances_on(device: torch.device) -> bool:
+    return device.type != "cpu"
 
 
 def _affine(build: "_Builder", norm: Node, width: int) -> tuple[Node, Node]:

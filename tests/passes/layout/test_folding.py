@@ -17,6 +17,7 @@ from torch.fx import map_arg
 from ipex_inductor.passes.layout import folding
 from ipex_inductor.passes.weights import weight_snapshot
 from ipex_inductor.reporting import decisions
+from support import rewritten
 from support.helpers import has_kernels
 
 CONVOLUTIONS = ["conv1d", "conv2d", "conv3d"]
@@ -894,3 +895,48 @@ def test_random_programs_in_float64(op_by_op):
         assert sum(counters["ipex"].values()) == norms or misses, seed
         fired |= set(counters["ipex"])
     assert len(fired) >= 4, fired
+
+
+def fold_traced(fn, *inputs, balances=True):
+    """Return the graph of a function behind the pass, all inputs but the last being weights."""
+    gm, mode = rewritten.trace(fn, *inputs)
+    *weights, _ = gm.graph.find_nodes(op="placeholder")
+    with V.set_fake_mode(mode), torch.no_grad():
+        folding.fold_batch_norms(gm.graph, weights, (), decisions.GraphReport(), balances)
+    gm.graph.eliminate_dead_code()
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "groups", "balances"),
+    [
+        ("conv2d", torch.bfloat16, 1, True),
+        ("conv2d", torch.float16, 4, True),
+        ("conv_transpose2d", torch.bfloat16, 1, True),
+        ("conv_transpose2d", torch.bfloat16, 4, False),  # a slice has channels of all groups
+        ("conv2d", torch.float32, 1, False),
+    ],
+)
+def test_errors_of_folded_weights_are_balanced(monkeypatch, kind, dtype, groups, balances):
+    layer, norm = product(kind, 32, 32, groups=groups, bias=False).to(dtype), batch_norm(32, 2)
+    statistics = [x.to(dtype) for x in (norm.weight, norm.bias)]
+    statistics += [norm.running_mean.to(dtype), norm.running_var.to(dtype)]
+    x = torch.randn(3, 32, 7, 7).relu().to(dtype)
+    inputs = [layer.weight.detach(), *(s.detach() for s in statistics), x]
+
+    def normed(weight, gamma, beta, mean, variance, x):
+        y = getattr(F, kind)(x, weight, groups=groups)
+        return F.batch_norm(y, mean, variance, gamma, beta, False, 0.0, 1e-5)
+
+    op, count = torch.ops.ipex.round_balanced.default, rewritten.count
+    assert count(fold_traced(normed, *inputs), op) == 0  # on a CPU it takes too long
+    monkeypatch.setattr(folding, "_balances_on", lambda device: True)
+    assert count(fold_traced(normed, *inputs, balances=False), op) == 0
+    gm = fold_traced(normed, *inputs)
+    assert count(gm, op) == balances
+    with torch.no_grad():
+        exact = normed(*(v.double() for v in inputs))
+        error = (gm(*inputs).double() - exact).norm() / exact.norm()
+    assert error < 4 * torch.finfo(dtype).eps  # weights, bias and result are rounded once each
