@@ -14,6 +14,7 @@ from ipex_inductor.autotune.space import of_this_torch
 
 FILE = Path(__file__).with_name("derived.toml")
 UNTIMED = "cudnn.benchmark"  # a common setting, without measurements of its own
+COPY = re.compile(r"aten\.clone\.default\(y, memory_format='[\w.]+'\)")
 
 
 def gpus() -> dict[str, str]:
@@ -31,13 +32,16 @@ def list_equivalents(problem: Problem) -> list[tuple[str, Problem]]:
     """Return the problem and its equivalents, which serve if it has no records, with their labels.
 
     A convolution with `torch.backends.cudnn.benchmark` is treated as without it; fp16 is treated as
-    bf16, which has the same size and, on these GPUs, the same GEMM throughput.
+    bf16, which has the same size and, on these GPUs, the same GEMM throughput. A copy of the result
+    to another layout is left out: as an epilogue it follows any choice.
     """
     variants = [("", problem)]
     if not may(problem):
         return variants
     if problem.settings == {UNTIMED: True}:
         variants.append((f" without {UNTIMED}", replace(problem, settings={})))
+    if COPY.fullmatch(problem.epilogue):
+        variants += [(f"{label} without a copy", replace(p, epilogue="")) for label, p in variants]
     if {operand.dtype for operand in problem.operands} == {"float16"}:
         bf16 = tuple(replace(operand, dtype="bfloat16") for operand in problem.operands)
         variants += [(f"{label} in bfloat16", replace(p, operands=bf16)) for label, p in variants]

@@ -18,6 +18,7 @@ UNARY = {
     "log": "math_::log(x)",
     "mish": "x * math_::tanh(x > 20.f ? x : math_::log1p(math_::exp(x)))",
     "pow": "math_::pow(x, first)",
+    "quick_gelu": "x * sigmoid(1.702f * x)",
     "relu": "x < 0.f ? 0.f : x",
     "round": "math_::rint(x)",
     "sigmoid": "sigmoid(x)",

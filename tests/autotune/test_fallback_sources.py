@@ -250,5 +250,23 @@ def test_fp16_is_as_bf16(gpu, source, timed_by_cudnn, of_torch):
     assert select.nearest(wide, None) == select.select_by_stand_in(wide, None) == {}
 
 
+def test_a_copy_behind_a_problem_changes_no_choice(of_torch):
+    """A record has no epilogue, where a model that is not channels-last copies its result."""
+    of_torch("2.11.0")
+    _, known, there = offered_on("h200")
+    copy = "aten.clone.default(y, memory_format='torch.contiguous_format')"
+    some = [key for key in there if not decode_problem(key).epilogue][::40]
+    assert len(some) > 5
+    copied = {encode(replace(decode_problem(key), epilogue=copy)): key for key in some}
+    asked = {key: [call.choice for call in library.calls(decode_problem(key))] for key in copied}
+    found = select.nearest(asked, None)
+    for key, plain in copied.items():
+        assert found[key].choice == known[plain].choice
+        assert found[key].source.endswith(" without a copy")
+    other = copy.replace("clone.default(y", "add.Tensor(y, 1")
+    asked = {encode(replace(decode_problem(key), epilogue=other)): [] for key in some}
+    assert select.nearest(asked, None) == {}
+
+
 def as_dtype(problem, dtype):
     return replace(problem, operands=tuple(replace(o, dtype=dtype) for o in problem.operands))

@@ -20,6 +20,7 @@ UNARY = {
     "gelu_tanh_by_hand": (
         "0.5 * {v} * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * ({v} + 0.044715 * {v} ** 3)))",
     ),
+    "quick_gelu": ("{v} * torch.sigmoid(1.702 * {v})", "torch.sigmoid({v} * 1.702) * {v}"),
     "silu": ("F.silu({v})", "F.silu({v}, True)"),
     "silu_by_hand": ("{v} * torch.sigmoid({v})", "torch.sigmoid({v}) * {v}", "{v}.sigmoid() * {v}"),
     "hardswish": ("F.hardswish({v})", "F.hardswish({v}, True)"),

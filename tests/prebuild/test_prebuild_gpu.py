@@ -200,8 +200,9 @@ class Inverted(nn.Module):
         return x + self.back(F.relu6(self.each(F.relu6(self.wide(x)))))
 
 
-def test_relu6_and_a_sum_stay_with_their_convolutions():
+def test_relu6_and_a_sum_stay_with_their_convolutions(monkeypatch):
     """Templates of ours may then have all of it; what no call has is written as torch's ops."""
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # or the graph could not be kept
     last = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
     model, x = Inverted().eval().to(**last), torch.zeros(64, 24, 56, 56).to(**last)
     done = graphs.prebuild(model, (x,), target("h200"))
@@ -232,7 +233,8 @@ def test_a_model_that_is_not_channels_last_finds_the_same_records():
         x = torch.zeros(64, 1024, 14, 14).bfloat16().to(memory_format=layout)
         done = graphs.prebuild(model, (x,), target("h200"))
         choices = [e for e in done.events if e.kind == "choice" and e.subject.startswith("conv")]
-        said.append([(event.subject, event.reason) for event in choices])
+        # Behind the last one torch for GPUs copies the result to the layout that eager gives it.
+        said.append([(e.subject, e.reason.removesuffix(" without a copy")) for e in choices])
     assert said[0] == said[1]
     assert len(said[0]) == 3
     assert any("shipped" in reason for _, reason in said[0])

@@ -28,6 +28,11 @@ class Unary:
     algorithm: str = ""
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return CLIP's approximation of GELU, `x sigmoid(1.702 x)` (arXiv:1606.08415, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 UNARY = {
     "none": Unary(lambda x: x, "none"),
     "abs": Unary(torch.abs),
@@ -42,6 +47,7 @@ UNARY = {
     "log": Unary(torch.log),
     "mish": Unary(F.mish),
     "pow": Unary(torch.pow),
+    "quick_gelu": Unary(quick_gelu),
     "relu": Unary(F.relu, "relu"),
     "round": Unary(torch.round),
     "sigmoid": Unary(torch.sigmoid, "sigmoid"),

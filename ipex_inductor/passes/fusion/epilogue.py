@@ -84,6 +84,7 @@ ACTIVATIONS = (
     Activation("leaky_relu", "leaky_relu", "leaky_relu", F.leaky_relu, fixed=(0.01,)),
     _simple("log"),
     _simple("mish"),
+    _simple("quick_gelu", "sigmoid"),
     _simple("relu"),
     _simple("round"),
     _simple("sigmoid"),

@@ -44,7 +44,7 @@ EPILOGUES = {
         *(("none", activation) for activation in ACTIVATIONS),
     },
     # Others would keep layers on one input from being joined (`shared_input`).
-    "linear": {("none", "relu"), ("none", "gelu_tanh"), ("none", "gelu")},
+    "linear": {("none", unary) for unary in ("relu", "gelu_tanh", "gelu", "quick_gelu")},
 }
 
 # SYCL kernels have every epilogue in these dtypes.

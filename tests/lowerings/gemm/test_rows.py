@@ -276,7 +276,7 @@ def test_convolutions_have_their_epilogue_in_the_kernel(name, tmp_path, monkeypa
     assert "relu" in last[1]
 
 
-@pytest.mark.parametrize("unary", ["gelu", "gelu_tanh", "silu", "relu"])
+@pytest.mark.parametrize("unary", ["gelu", "gelu_tanh", "quick_gelu", "silu", "relu"])
 @pytest.mark.parametrize(
     ("kind", "arch"),
     [

@@ -29,6 +29,7 @@ class Layer(nn.Module):
 def build(rows, tmp_path, monkeypatch, compute="bfloat16", dynamic=None):
     """Return the decisions about the layer, others' kinds, and the kernels."""
     monkeypatch.setenv("IPEX_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # or graphs could not be kept
     torch.manual_seed(0)
     scheme = Scheme("int4", 64, compute)
     words = {"dtype": BF16, "scale_dtype": F16, "zeros": True, "bias": True}
