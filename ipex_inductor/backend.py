@@ -331,15 +331,15 @@ def _check_devices(request: Request) -> None:
 def _check_rules(config: CompileConfig) -> None:
     if not config.rules_off:
         return
-    from ipex_inductor.lowerings.pointwise import channel_tiles
+    from ipex_inductor.lowerings.pointwise import channel_tiles, row_reductions
     from ipex_inductor.passes.attention import decode_attention, grouped_queries, masks
     from ipex_inductor.passes.engine.source import OPTIMIZER_STEP
     from ipex_inductor.passes.joint import RULE_NAMES, SWITCHES
     from ipex_inductor.passes.training import foreach
     from ipex_inductor.passes.weights import plain, upcast
 
-    rules = channel_tiles, decode_attention, foreach, grouped_queries, plain, upcast
-    besides = {rule.NAME for rule in rules}
+    rules = channel_tiles, row_reductions, decode_attention, foreach, grouped_queries
+    besides = {rule.NAME for rule in (*rules, plain, upcast)}
     rule_names = RULE_NAMES | SWITCHES | masks.NAMES | {OPTIMIZER_STEP} | besides
     for name in sorted(config.rules_off - rule_names - {"*"}):
         raise unknown("rule", name, rule_names)

@@ -88,7 +88,7 @@ def _compile_with(
     choices: "dict[bytes, Choice]",
 ) -> "tuple[Any, Choosing]":
     """Return the code of a graph with these choices, and what was offered and timed."""
-    from ipex_inductor.lowerings.pointwise.channel_tiles import use_channel_tiles
+    from ipex_inductor.lowerings.pointwise.loop_choices import choose_loops
     from ipex_inductor.lowerings.problem.selector_hook import Choosing, choosing
     from ipex_inductor.passes.correctness import in_place
 
@@ -96,8 +96,8 @@ def _compile_with(
     watches = config.autotune == "inductor"
     choosing_state = Choosing(choices, leaves=context.may_time, watches=watches)
     checked = compat.reinplacing_checked(functools.partial(in_place.unsafe, report))
-    tiles = use_channel_tiles(config.rules_off, report)
-    with choosing(choosing_state), tiles, checked, compat.stores_in_blocks():
+    loops = choose_loops(config.rules_off, bool(kwargs.get("is_inference")), report)
+    with choosing(choosing_state), loops, checked, compat.stores_in_blocks():
         return context.compiler(graph, example_inputs, **kwargs), choosing_state
 
 

@@ -6,20 +6,14 @@ more than the activation itself, and the first-level cache is the limit. In a 2-
 equal channels in all its rows, and loads and processes their elements once.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
 import torch
-from torch._dynamo.utils import counters
-from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.simd import SIMDScheduling
-from torch._inductor.codegen.triton import FixedTritonConfig
 from torch._inductor.dependencies import MemoryDep
 from torch._inductor.virtualized import V
 
-from ipex_inductor.reporting.decisions import GraphReport
 from ipex_inductor.target.device import nvidia
 
 NAME = "channel-tiles"
@@ -38,61 +32,7 @@ HALVES = {torch.bfloat16, torch.float16}
 IMAGES = HALVES | {torch.float32, torch.bool}
 
 
-@contextlib.contextmanager
-def use_channel_tiles(off: frozenset[str], report: GraphReport) -> Iterator[None]:
-    """Use channel tiles where they gain, for graphs compiled within the context in this thread.
-
-    A handler of choices that is not Inductor's own is left in place, and this is reported. The
-    report counts generated kernels only, not code from a cache.
-
-    Args:
-        off: names of passes that are switched off.
-        report: report of the graph.
-    """
-    is_off = bool({"*", NAME} & off)
-    if type(V.choices) not in (InductorChoices, _Choices):
-        if not is_off:
-            report.add("missed", NAME, "Inductor's handler of choices was replaced by another one")
-        yield
-        return
-    choices = InductorChoices() if is_off else _Choices()
-    with V.set_choices_handler(choices):
-        yield
-    if isinstance(choices, _Choices) and choices.count:
-        report.add("fired", NAME, f"kernels: {choices.count}")
-
-
-class _Choices(InductorChoices):
-    def __init__(self) -> None:
-        self.count = 0
-
-    def triton_kernel_kwargs(
-        self, kernel_cls: Any, features: Any, groups: list[Any], kernel_kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        """Add a fixed tile to the arguments of a kernel whose loop gains from it.
-
-        `groups` holds only the tiling, and after this only the kernel reads it. It is written in
-        the order of the kernel's own axes, by which torch 2.11 determines what is broadcast.
-
-        Args:
-            kernel_cls: class of the kernel.
-            features: features of the kernel's loops.
-            groups: tiling, replaced in place.
-            kernel_kwargs: arguments of the kernel.
-        """
-        default = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
-        tiling_and_tile = _find_tiling(features)
-        if tiling_and_tile is None:
-            return default
-        self.count += 1
-        counters["ipex"][NAME] += 1
-        tiling, (channels, rows, warps) = tiling_and_tile
-        groups[:] = [{axis: tiling[axis] for axis in ("x", "y", "r0_")}]
-        sizes = {"XBLOCK": channels, "YBLOCK": rows, "num_warps": warps, "num_stages": 1}
-        return {**default, "fixed_config": FixedTritonConfig(sizes)}
-
-
-def _find_tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
+def find_tiling(features: Any) -> tuple[dict[str, Any], tuple[int, int, int]] | None:
     """Return the tiling by rows and channels of a loop that gains, and its tile, or None."""
     gpu, count = nvidia(V.graph.get_current_device_or_throw()), features.numel
     # Only loops of static size without a reduction gain.

@@ -9,7 +9,7 @@ from torch._inductor.choices import InductorChoices
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from ipex_inductor.lowerings.pointwise import channel_tiles
+from ipex_inductor.lowerings.pointwise import channel_tiles, loop_choices
 from ipex_inductor.prebuild import graphs
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target.device import find_target
@@ -146,15 +146,15 @@ def test_choices_of_somebody_else_are_left_alone():
 
     for off, told in ((frozenset(), 1), (frozenset({channel_tiles.NAME}), 0)):
         report = decisions.GraphReport()
-        with V.set_choices_handler(Own()), channel_tiles.use_channel_tiles(off, report):
+        with V.set_choices_handler(Own()), loop_choices.choose_loops(off, False, report):
             assert type(V.choices) is Own
         assert [e.kind for e in report.events] == ["missed"] * told
 
 
 def test_the_rule_is_off_inside_a_graph_that_has_it():
     report = None  # of which nothing is reported
-    with channel_tiles.use_channel_tiles(frozenset(), report):
+    with loop_choices.choose_loops(frozenset(), False, report):
         assert type(V.choices) is not InductorChoices
-        with channel_tiles.use_channel_tiles(frozenset({channel_tiles.NAME}), report):
+        with loop_choices.choose_loops(frozenset({channel_tiles.NAME}), False, report):
             assert type(V.choices) is InductorChoices
     assert type(V.choices) is InductorChoices
