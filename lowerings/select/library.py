@@ -4,8 +4,8 @@ An `ipex::` op and its constants define the whole epilogue. Its problem therefor
 library performs with the epilogue, compared with what Inductor generates for it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -75,6 +75,20 @@ def _with_epilogue(problem: Problem) -> list[Call]:
     return [call for call in CALLS.get(problem.op, ()) if call.has_epilogue(problem)]
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Hold a problem and the calls that may compute it, Inductor's default first."""
+
+    problem: Problem
+    calls: list[Call]
+
+    @property
+    def offer(self) -> Offer:
+        """Return the calls as an offer of their choices."""
+        choices = tuple(call.choice for call in self.calls)
+        return Offer(self.problem, choices, choices[0])
+
+
 class FirstCall(Protocol):
     """The interface of `tune/first_call.py`: measure while a graph compiles."""
 
@@ -124,6 +138,7 @@ class Chooser:
         self._off, self._tables, self._guesses = off, tables, guesses
         self._selections: dict[bytes, Selection | None] = dict(selected)
         self._first_call = first_call
+        self._candidates: dict[bytes, Candidates | str] = {}
         self._unmeasured: dict[bytes, str] = {}
 
     def __call__(self, node: Node) -> tuple[Body | None, str, str]:
@@ -134,13 +149,12 @@ class Chooser:
         device = node.meta["val"].device
         if self._off:
             return None, "missed", self._off
-        candidates = _candidates(node)
-        if isinstance(candidates, str):
-            return None, "missed", candidates
-        problem, listed = candidates
-        offer = _offer(problem, listed)
-        selector_hook.add_offer(offer)
-        selection = self._select(encode(problem), offer)
+        found = self._find_candidates(node)
+        if isinstance(found, str):
+            return None, "missed", found
+        problem, listed = found.problem, found.calls
+        selector_hook.add_offer(found.offer)
+        selection = self._select(encode(problem), found.offer)
         if selection is None:
             return self._predict(problem, listed, device)
         default = listed[0]
@@ -161,11 +175,11 @@ class Chooser:
         offers: dict[bytes, Offer] = {}
         devices = set()
         for node in nodes if self._first_call and not self._off else ():
-            candidates = _candidates(node)
+            candidates = self._find_candidates(node)
             if not isinstance(candidates, str):
-                offer, key = _offer(*candidates), encode(candidates[0])
+                key = encode(candidates.problem)
                 times = offers[key].times + 1 if key in offers else 1
-                offers[key] = replace(offer, times=times)
+                offers[key] = replace(candidates.offer, times=times)
                 devices.add(node.meta["val"].device)
         unselected = {key for key, offer in offers.items() if self._select(key, offer) is None}
         if self._first_call is None or not unselected or len(devices) > 1:
@@ -174,6 +188,17 @@ class Chooser:
         self._selections.update(measured.selections)
         self._unmeasured.update(measured.reasons)
         return measured.summary
+
+    def _find_candidates(self, node: Node) -> Candidates | str:
+        """Return the candidates of a node, or why there is no choice; a model repeats problems."""
+        device = node.meta["val"].device
+        problem = problem_of(node, selector_hook.arch_of(device), settings_of(device.type))
+        if problem is None:
+            return "a record cannot describe it"
+        key = encode(problem)
+        if key not in self._candidates:
+            self._candidates[key] = _list_candidates(problem)
+        return self._candidates[key]
 
     def _select(self, key: bytes, offer: Offer) -> Selection | None:
         """Return the selection of an encoded problem by any source but a model."""
@@ -205,12 +230,8 @@ class Chooser:
         return _decide(call, default, problem, device, f"{call.name}: {prediction}")
 
 
-def _candidates(node: Node) -> tuple[Problem, list[Call]] | str:
-    """Return a node's problem and the calls that may compute it, or why there is no choice."""
-    device = node.meta["val"].device
-    problem = problem_of(node, selector_hook.arch_of(device), settings_of(device.type))
-    if problem is None:
-        return "a record cannot describe it"
+def _list_candidates(problem: Problem) -> Candidates | str:
+    """Return the calls that may compute a problem, or why there is no choice."""
     candidates = calls(problem)
     if len(candidates) < 2:
         reasons = filter(None, (call.why_not(problem) for call in _with_epilogue(problem)))
@@ -219,12 +240,7 @@ def _candidates(node: Node) -> tuple[Problem, list[Call]] | str:
         fused = (call for call in CALLS[problem.op] if not call.apart)
         reasons = filter(None, (call.why_not(problem) for call in fused))
         return next(reasons, "no kernel supports it")
-    return problem, candidates
-
-
-def _offer(problem: Problem, candidates: Sequence[Call]) -> Offer:
-    """Return the offer of a problem's calls, the default first."""
-    return Offer(problem, tuple(call.choice for call in candidates), candidates[0].choice)
+    return Candidates(problem, candidates)
 
 
 def _look_up_shipped(key: bytes, offer: Offer) -> Selection | None:

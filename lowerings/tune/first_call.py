@@ -88,7 +88,7 @@ class FirstCall:
             device: device of the graph.
         """
         measured = Measured(recorded(unselected), {})
-        seconds = {key: offer.times * peaks.floor(offer.problem) for key, offer in offers.items()}
+        seconds = _estimate_seconds(offers)
         least = LEAST_SHARE * math.fsum(seconds.values())
         pending = []
         for key in sorted(unselected - measured.selections.keys(), key=lambda k: (-seconds[k], k)):
@@ -118,6 +118,7 @@ class FirstCall:
                 records.append(result)
             else:
                 measured.reasons[key] = result
+        _release_memory(device)
         _store(records)
         measured.selections.update(_select_by(records))
         summary = (
@@ -229,6 +230,12 @@ def folder() -> Path:
     return cache_root.home() / FOLDER
 
 
+def _estimate_seconds(offers: Mapping[bytes, Offer]) -> dict[bytes, float]:
+    """Return a lower bound of the seconds that the problems of a graph take in all."""
+    with _disable_current_modes():  # it counts bytes and operations in a mode of its own
+        return {key: offer.times * peaks.floor(offer.problem) for key, offer in offers.items()}
+
+
 def _judge(problem: Problem, inputs: Sequence[Tensor]) -> Judge:
     """Return the reference for the first and the last row of the result.
 
@@ -302,6 +309,12 @@ def _free_bytes(device: torch.device) -> float:
     if device.type == "cpu":
         return math.inf
     return float(getattr(torch, device.type).mem_get_info(device)[0])
+
+
+def _release_memory(device: torch.device) -> None:
+    """Give the memory of inputs and results back to the device."""
+    if device.type != "cpu":
+        getattr(torch, device.type).empty_cache()
 
 
 @contextlib.contextmanager

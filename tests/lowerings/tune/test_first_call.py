@@ -250,6 +250,9 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(timed):
 def test_it_runs_under_the_modes_of_a_compilation(timed):
     from torch._subclasses import FakeTensorMode
 
+    peaks._work.cache_clear()
     with FakeTensorMode(), torch.autocast("cpu", torch.bfloat16):
+        (seconds,) = first_call._estimate_seconds({b"": offer(CONV["3x3"])}).values()
+        assert seconds > 0
         measured, _ = timed([CONV["3x3"]], {PLAIN: 40.0, RELU: 31.0})
     assert names(measured) == [RELU]
