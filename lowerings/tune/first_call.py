@@ -48,7 +48,7 @@ LEAST_SHARE = 0.01  # of the estimated time of all ops with a choice: less is no
 # A call must be faster than the default by this share, and by so many standard errors.
 MARGIN, SURE = 0.05, 3.0
 STAGES, MOST_BLOCKS = (1,), 2  # of a race, see `measure.race`
-MOST_SETS = 32  # of inputs
+MOST_SETS = 16  # of inputs
 FREE_SHARE = 0.25  # of the free memory that inputs and results may take
 
 
@@ -109,15 +109,16 @@ class FirstCall:
         """Return `measured` with the selections of `pending`, which are measured in their order."""
         start = self.now()
         budget = SHARE * PARTS * (start - self.began)
-        records = []
+        records: list[Record] = []
+        provenance = provenance_of(device)
         for key, offer in pending.items():
-            result: Record | str = "the budget of the first call is spent"
+            result: list[Outcome] | str = "the budget of the first call is spent"
             if self.now() - start < budget:
                 result = self._try_problem(offer, device, budget - (self.now() - start))
-            if isinstance(result, Record):
-                records.append(result)
-            else:
+            if isinstance(result, str):
                 measured.reasons[key] = result
+            else:
+                records.append(Record(offer.problem, tuple(result), provenance))
         _release_memory(device)
         _store(records)
         measured.selections.update(_select_by(records))
@@ -127,8 +128,10 @@ class FirstCall:
         )
         return Measured(measured.selections, measured.reasons, summary)
 
-    def _try_problem(self, offer: Offer, device: torch.device, seconds: float) -> Record | str:
-        """Return the record of a problem, or the reason for its lack."""
+    def _try_problem(
+        self, offer: Offer, device: torch.device, seconds: float
+    ) -> list[Outcome] | str:
+        """Return the outcomes of a problem's library calls, or the reason for their lack."""
         try:
             with _as_eager(device):
                 return self._measure_problem(offer, device, time.monotonic() + seconds)
@@ -137,8 +140,10 @@ class FirstCall:
         except Exception as error:  # the default serves
             return f"it cannot be measured: {measure.first_line(error)}"
 
-    def _measure_problem(self, offer: Offer, device: torch.device, deadline: float) -> Record:
-        """Verify the library calls of a problem, time the right ones, and return the record.
+    def _measure_problem(
+        self, offer: Offer, device: torch.device, deadline: float
+    ) -> list[Outcome]:
+        """Verify the library calls of a problem, time the right ones, and return the outcomes.
 
         Args:
             offer: problem and default.
@@ -146,7 +151,7 @@ class FirstCall:
             deadline: time of `time.monotonic` at which the race ends.
 
         Raises:
-            ValueError: it would take too much memory.
+            ValueError: it would take too much memory, or the default could not be timed.
         """
         problem = offer.problem
         calls = cheap_calls(problem)
@@ -166,7 +171,7 @@ class FirstCall:
         outcomes += _outcomes(problem, runners, judge.tolerance)
         if not any(o.timing for o in outcomes if o.choice == offer.taken):
             raise ValueError(f"{offer.taken.name} could not be timed")
-        return Record(problem, tuple(outcomes), provenance_of(device))
+        return outcomes
 
 
 def why_not(problem: Problem) -> str:
