@@ -16,6 +16,7 @@ from ipex_inductor.autotune.measure import Clock, Round, Run, copy
 # Least duration of a sample on a CPU and of a captured graph on a GPU, in microseconds: far above
 # the resolution of a clock, far below the length of an interruption.
 CPU_SAMPLE, GPU_SAMPLE = 200.0, 400.0
+MOST_CYCLES = 1 << 26  # longest hold-up of a queue: 30 ms
 CPU_SAMPLES = 4  # the round is the least of them, since disturbances only add time
 WARM = 3  # warm-up calls
 
@@ -112,6 +113,48 @@ class GraphClock(EventClock):
         return _add_rest(lambda: self._time_between_events(graph.replay) / (repeat * len(buffers)))
 
 
+class QueuedClock(EventClock):
+    """Events around calls that wait on the device until the host has submitted all of them.
+
+    It excludes the host's time as `GraphClock` does, but captures nothing, so it may be used in a
+    process that runs other work: a capture forbids calls of other threads.
+    """
+
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        self._cycles = 100_000  # of the device's clock, by which calls are held up
+
+    def prepare(self, run: Run, buffers: Sequence[Sequence[Tensor]], sizes: int = 1) -> Round:
+        """Return a round without a pause, as it is one of few; see `Clock`."""
+        self._warm(run, buffers)
+        calls = [*buffers] * self._repeat(run, buffers)
+
+        def body() -> None:
+            for inputs in calls:
+                run(inputs)
+
+        return lambda: self._time_between_events(body) / len(calls)
+
+    def _time_between_events(self, body: Any) -> float:
+        """Return the microseconds of `body` on the device, which starts once all is submitted."""
+        while True:
+            start, end = (self._device.Event(enable_timing=True) for _ in range(2))
+            self._device._sleep(self._cycles)
+            start.record()
+            body()
+            end.record()
+            started_early = start.query()
+            end.synchronize()
+            if not started_early or self._cycles >= MOST_CYCLES:
+                return float(start.elapsed_time(end)) * 1e3
+            self._cycles *= 2
+
+
+def queued_clock_of(device: torch.device) -> Clock:
+    """Return a timer for `device` that captures nothing."""
+    return QueuedClock(torch.cuda) if device.type == "cuda" else clock_of(device)
+
+
 def clock_of(device: torch.device) -> Clock:
     """Return the best timer for `device`."""
     if device.type == "cuda":
@@ -121,11 +164,17 @@ def clock_of(device: torch.device) -> Clock:
     return CpuClock()
 
 
-def buffers_against_caches(device: torch.device, size: int) -> int:
-    """Return how many sets of inputs of `size` bytes exceed the last cache twice over."""
+def buffers_against_caches(device: torch.device, size: int, fewest: int = FEWEST_BUFFERS) -> int:
+    """Return how many sets of inputs of `size` bytes exceed the last cache twice over.
+
+    Args:
+        device: the device.
+        size: bytes of one set.
+        fewest: sets on a GPU, at least.
+    """
     wanted = math.ceil(2 * _cache(device) / max(1, size))
     if device.type != "cpu":
-        wanted = max(wanted, FEWEST_BUFFERS)
+        wanted = max(wanted, fewest)
     most = min(MOST_BUFFERS, max(1, MOST_BYTES // max(1, size)))
     return max(1, min(wanted, most))
 

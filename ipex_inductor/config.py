@@ -82,6 +82,13 @@ class CompileConfig:
         "int",
         "most seconds of kernel timing per graph; then the library's kernels are used",
     )
+    autotune_first_call: bool = _option(
+        True,
+        "IPEX_AUTOTUNE_FIRST_CALL",
+        "bool",
+        "inference on an NVIDIA GPU with autotune=auto: while a graph compiles, compare library "
+        "calls for kernels without a record, in at most a tenth of the compile time",
+    )
     autotune_database: str = _option(
         "",
         "IPEX_AUTOTUNE_DATABASE",

@@ -192,6 +192,7 @@ VALID = {
     "autotune": st.sampled_from(AUTOTUNE),
     "autotune_budget_s": st.integers(min_value=0),
     "autotune_database": st.text(),
+    "autotune_first_call": st.booleans(),
     "sycl": st.sampled_from(SYCL),
     "blocked_products": st.booleans(),
     "capture": st.booleans(),

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from common.command import command_line
 from ipex_inductor.aot_cache.digest import source_digest
+from ipex_inductor.passes.fusion.library import FIRST_CALL
 from ipex_inductor.reporting import decisions
 from ipex_inductor.target import device as target
 
@@ -205,7 +206,7 @@ def count_choices() -> dict[str, int]:
     """Count the choices of our last graph; `?` marks those that were not measured."""
     found: dict[str, int] = {}
     for event in decisions.reports()[-1].events if decisions.reports() else ():
-        if event.kind == "choice":
+        if event.kind == "choice" and event.subject != FIRST_CALL:
             name, _, reason = event.reason.partition(":")
             name += "?" * ("recorded of" in reason)
             found[name] = found.get(name, 0) + 1

@@ -55,7 +55,12 @@ class CompileContext:
     @property
     def is_packaged(self) -> bool:
         """Return whether an AOTInductor package is made."""
-        return self.compiler is not compat.compile_inner and not self.only_reads
+        return not self.is_for_use and not self.only_reads
+
+    @property
+    def is_for_use(self) -> bool:
+        """Return whether the code is compiled for calls in this process."""
+        return self.compiler is compat.compile_inner
 
     @property
     def level(self) -> Level | None:

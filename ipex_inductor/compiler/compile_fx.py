@@ -11,6 +11,7 @@ from ipex_inductor import compat
 from ipex_inductor.compiler import graph_cache
 from ipex_inductor.compiler import inner_compile as inner
 from ipex_inductor.compiler.compile_context import CompileContext
+from ipex_inductor.compiler.first_call import start_first_call
 from ipex_inductor.compiler.request import Request
 from ipex_inductor.reporting import decisions
 
@@ -194,10 +195,19 @@ def _pass_settings(
     # A library's fused convolutions cannot be called from C++.
     in_cpp = context.is_packaged or _setting(patches, "cpp_wrapper")
     no_calls = "cpp_wrapper: Inductor's own is used" if in_cpp else ""
+    first_call = start_first_call(request) if context.is_for_use else None
+    chooser = Chooser(
+        context.selected,
+        no_calls,
+        request.tables,
+        guesses=config.sycl == "xpu",
+        first_call=first_call,
+    )
     return PassSettings(
         rules_off=config.rules_off,
         training=request.training,
-        choose=Chooser(context.selected, no_calls, request.tables, guesses=config.sycl == "xpu"),
+        choose=chooser,
+        measure=chooser.measure,
         dtypes=low_precision if context.prologue else frozenset(),
         why_not_quantized=_why_not_quantized(context.is_packaged, context.level),
         shared_packing=config.shared_packing,

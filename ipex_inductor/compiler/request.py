@@ -224,6 +224,8 @@ class Request:
             "selected": _selected_digest(selected),
             "tables": tuple(self.tables.items()),
             "leaves": self.may_time,
+            # Not what was measured there: an entry keeps it, and a prebuilt one serves as well.
+            "first_call": self.config.autotune_first_call,
         }
 
     def key(

@@ -132,7 +132,8 @@ def _fuse_batch_norm_relu(c: PassContext) -> None:
 
 
 def _place_calls(c: PassContext) -> None:
-    library.place(c.graph, c.settings.choose, c.weights, c.table, c.report)
+    settings = c.settings
+    library.place(c.graph, settings.choose, c.weights, c.table, c.report, measure=settings.measure)
 
 
 def _report_batch_norms(c: PassContext) -> None:

@@ -39,6 +39,7 @@ class PassSettings:
         rules_off: Names of rules that are off; "*" for all.
         training: Whether the graph is for training.
         choose: Returns the call that computes an op of ours on a GPU.
+        measure: Measures ops of ours on a GPU for which nothing is recorded.
         why_not_quantized: By kind, a key of `NOT_CALLED`: returns why kernels of a device are
             not available, or None. That of FP8 with `calls=False`: why generated code cannot
             convert FP8.
@@ -51,6 +52,7 @@ class PassSettings:
     rules_off: frozenset[str] = frozenset()
     training: bool = False
     choose: Choose = library.choose_nothing
+    measure: library.Measure = library.measure_nothing
     dtypes: frozenset[torch.dtype] = frozenset()
     why_not_quantized: Mapping[str, WhyNot] = field(default_factory=NOT_CALLED.copy)
     shared_packing: bool = False

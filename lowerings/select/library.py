@@ -4,7 +4,9 @@ An `ipex::` op and its constants define the whole epilogue. Its problem therefor
 library performs with the epilogue, compared with what Inductor generates for it.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ from ipex_inductor.lowerings.conv import (
 from ipex_inductor.lowerings.gemm import glu, linear
 from ipex_inductor.lowerings.problem import selector_hook
 from ipex_inductor.lowerings.problem.node_problem import problem_of
+from ipex_inductor.lowerings.problem.selector_hook import Offer
 from ipex_inductor.lowerings.problem.settings import settings_of
 from ipex_inductor.lowerings.quant import int8_scaled, weight_only_rows
 from ipex_inductor.lowerings.select import sycl_model
@@ -72,6 +75,45 @@ def _with_epilogue(problem: Problem) -> list[Call]:
     return [call for call in CALLS.get(problem.op, ()) if call.has_epilogue(problem)]
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """Hold a problem and the calls that may compute it, Inductor's default first."""
+
+    problem: Problem
+    calls: list[Call]
+
+    @property
+    def offer(self) -> Offer:
+        """Return the calls as an offer of their choices."""
+        choices = tuple(call.choice for call in self.calls)
+        return Offer(self.problem, choices, choices[0])
+
+
+class FirstCall(Protocol):
+    """The interface of `tune/first_call.py`: measure while a graph compiles."""
+
+    def measure(
+        self, offers: Mapping[bytes, Offer], unselected: Collection[bytes], device: torch.device
+    ) -> "Measured":
+        """Return selections of problems in `offers` that have none."""
+
+
+class Measured(Protocol):
+    """The interface of the result: selections and reasons by encoded problem, and a summary."""
+
+    @property
+    def selections(self) -> Mapping[bytes, Selection]:
+        """Return the selections."""
+
+    @property
+    def reasons(self) -> Mapping[bytes, str]:
+        """Return why problems were not measured."""
+
+    @property
+    def summary(self) -> str:
+        """Return what was measured; "" if nothing was."""
+
+
 class Chooser:
     """Select the kernel for each node of one graph; called by `passes/fusion/library.py`.
 
@@ -82,6 +124,7 @@ class Chooser:
         off: reason why nothing may be chosen; "" if there is none.
         tables: architectures whose packaged table is consulted for problems not in `selected`.
         guesses: whether SYCL kernels may be selected by the cost model alone.
+        first_call: measures problems that no source selects for; None: they get the default.
     """
 
     def __init__(
@@ -90,9 +133,13 @@ class Chooser:
         off: str = "",
         tables: Collection[str] = (),
         guesses: bool = False,
+        first_call: FirstCall | None = None,
     ) -> None:
-        self._selected, self._off, self._tables = selected, off, tables
-        self._guesses = guesses
+        self._off, self._tables, self._guesses = off, tables, guesses
+        self._selections: dict[bytes, Selection | None] = dict(selected)
+        self._first_call = first_call
+        self._candidates: dict[bytes, Candidates | str] = {}
+        self._unmeasured: dict[bytes, str] = {}
 
     def __call__(self, node: Node) -> tuple[Body | None, str, str]:
         """Return the body that computes `node`, with the kind and the reason of the decision.
@@ -102,41 +149,63 @@ class Chooser:
         device = node.meta["val"].device
         if self._off:
             return None, "missed", self._off
-        problem = problem_of(node, selector_hook.arch_of(device), settings_of(device.type))
-        if problem is None:
-            return None, "missed", "a record cannot describe it"
-        candidates = calls(problem)
-        if len(candidates) < 2:
-            reasons = filter(None, (call.why_not(problem) for call in _with_epilogue(problem)))
-            return None, "missed", next(reasons, "no library supports this epilogue")
-        if all(call.apart for call in candidates):
-            fused = (call for call in CALLS[problem.op] if not call.apart)
-            reasons = filter(None, (call.why_not(problem) for call in fused))
-            return None, "missed", next(reasons, "no kernel supports it")
-        choices = tuple(call.choice for call in candidates)
-        default, key = candidates[0], encode(problem)
-        selector_hook.add_offer(selector_hook.Offer(problem, choices, default.choice))
-        selection = self._selected.get(key)
-        if selection is None and problem.arch in self._tables:
-            candidate_choices = {key: choices}
-            fallbacks = (nearest, select_by_stand_in, select_by_neighbors)
-            selections = lookup({key}, None) or next(
-                filter(
-                    None,
-                    (find_selections(candidate_choices, None) for find_selections in fallbacks),
-                ),
-                {},
-            )
-            selection = selections.get(key)
+        found = self._find_candidates(node)
+        if isinstance(found, str):
+            return None, "missed", found
+        problem, listed = found.problem, found.calls
+        selector_hook.add_offer(found.offer)
+        selection = self._select(encode(problem), found.offer)
         if selection is None:
-            return self._predict(problem, candidates, device)
-        chosen = next((call for call in candidates if call.choice == selection.choice), None)
+            return self._predict(problem, listed, device)
+        default = listed[0]
+        chosen = next((call for call in listed if call.choice == selection.choice), None)
         if chosen is None:
             reason = (
                 f"{default.name}: {selection.choice.name} ({selection.source}) is not offered here"
             )
             return None, "choice", reason
         return _decide(chosen, default, problem, device, str(selection))
+
+    def measure(self, nodes: Iterable[Node]) -> str:
+        """Measure the problems of `nodes` that no source selects for, if that is allowed.
+
+        Returns:
+            What was measured; "" if nothing was.
+        """
+        offers: dict[bytes, Offer] = {}
+        devices = set()
+        for node in nodes if self._first_call and not self._off else ():
+            candidates = self._find_candidates(node)
+            if not isinstance(candidates, str):
+                key = encode(candidates.problem)
+                times = offers[key].times + 1 if key in offers else 1
+                offers[key] = replace(candidates.offer, times=times)
+                devices.add(node.meta["val"].device)
+        unselected = {key for key, offer in offers.items() if self._select(key, offer) is None}
+        if self._first_call is None or not unselected or len(devices) > 1:
+            return ""
+        measured = self._first_call.measure(offers, unselected, devices.pop())
+        self._selections.update(measured.selections)
+        self._unmeasured.update(measured.reasons)
+        return measured.summary
+
+    def _find_candidates(self, node: Node) -> Candidates | str:
+        """Return the candidates of a node, or why there is no choice; a model repeats problems."""
+        device = node.meta["val"].device
+        problem = problem_of(node, selector_hook.arch_of(device), settings_of(device.type))
+        if problem is None:
+            return "a record cannot describe it"
+        key = encode(problem)
+        if key not in self._candidates:
+            self._candidates[key] = _list_candidates(problem)
+        return self._candidates[key]
+
+    def _select(self, key: bytes, offer: Offer) -> Selection | None:
+        """Return the selection of an encoded problem by any source but a model."""
+        if key not in self._selections:
+            may_look = offer.problem.arch in self._tables
+            self._selections[key] = _look_up_shipped(key, offer) if may_look else None
+        return self._selections[key]
 
     def _predict(
         self, problem: Problem, candidates: list[Call], device: torch.device
@@ -150,6 +219,8 @@ class Chooser:
         """
         default = candidates[0]
         reason = f"{default.name}: nothing is recorded of {len(candidates)} choices"
+        if unmeasured := self._unmeasured.get(encode(problem)):
+            reason = f"{reason}; {unmeasured}"
         guess = sycl_model.fastest(problem, candidates)
         if guess is None:
             return None, "choice", reason
@@ -157,6 +228,29 @@ class Chooser:
         if not self._guesses:
             return None, "choice", f"{reason}; {prediction}, taken with option sycl=xpu"
         return _decide(call, default, problem, device, f"{call.name}: {prediction}")
+
+
+def _list_candidates(problem: Problem) -> Candidates | str:
+    """Return the calls that may compute a problem, or why there is no choice."""
+    candidates = calls(problem)
+    if len(candidates) < 2:
+        reasons = filter(None, (call.why_not(problem) for call in _with_epilogue(problem)))
+        return next(reasons, "no library supports this epilogue")
+    if all(call.apart for call in candidates):
+        fused = (call for call in CALLS[problem.op] if not call.apart)
+        reasons = filter(None, (call.why_not(problem) for call in fused))
+        return next(reasons, "no kernel supports it")
+    return Candidates(problem, candidates)
+
+
+def _look_up_shipped(key: bytes, offer: Offer) -> Selection | None:
+    """Return the selection of an encoded problem by the packaged tables."""
+    if selection := lookup({key}, None).get(key):
+        return selection
+    for find_selections in (nearest, select_by_stand_in, select_by_neighbors):
+        if selection := find_selections({key: offer.choices}, None).get(key):
+            return selection
+    return None
 
 
 def _decide(

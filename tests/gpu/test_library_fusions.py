@@ -305,9 +305,10 @@ def test_a_table_of_the_package_is_used_by_default(tmp_path, monkeypatch, untime
 
 @pytest.mark.parametrize("kind", CODE)
 @torch.no_grad()
-def test_by_default_nothing_is_timed_and_inductors_own_is_kept(kind, tmp_path, untimed):
+def test_without_a_first_call_nothing_is_timed_and_inductors_own_is_kept(kind, tmp_path, untimed):
     model, x = made(kind)
-    fn = compiled(model, tmp_path / "empty")
+    untimed_too = {"autotune_first_call": False}
+    fn = compiled(model, tmp_path / "empty", **untimed_too)
     (ours,) = code_of(fn, x)
     close(fn(x), model, x)
     assert [e.reason.split(":")[1][:20] for e in events("choice")] == [
@@ -315,7 +316,7 @@ def test_by_default_nothing_is_timed_and_inductors_own_is_kept(kind, tmp_path, u
     ] * len(RULES[kind])
     torch.compiler.reset()
     left = ",".join(f"-{name}" for name in set(RULES[kind]) - {SHORTCUT})
-    (without,) = code_of(compiled(model, tmp_path / "empty", rules=left), x)
+    (without,) = code_of(compiled(model, tmp_path / "empty", rules=left, **untimed_too), x)
     assert ours == without
     if kind is Mlp:  # where no batch norm folds, that is plain Inductor's
         torch.compiler.reset()

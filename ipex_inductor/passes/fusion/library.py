@@ -5,7 +5,7 @@ graph that they would have without us.
 """
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,10 @@ from ipex_inductor.reporting.decisions import GraphReport
 Node = torch.fx.Node
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+# Measures nodes of ours; returns what was measured, or "".
+Measure = Callable[[Iterable[Node]], str]
+FIRST_CALL = "measured at the first call"  # subject of the report
 
 # Ops of ours, and functions that compute them on a GPU by torch's ops.
 BODIES = {**REFERENCES, **int8_scaled.BODIES}
@@ -106,12 +110,18 @@ def choose_nothing(node: Node) -> tuple[None, str, str]:
     return None, "missed", "no call of a library is looked for here"
 
 
+def measure_nothing(nodes: Iterable[Node]) -> str:
+    """Measure no call: the `Measure` of a graph whose kernels are not timed here."""
+    return ""
+
+
 def place(
     graph: torch.fx.Graph,
     choose: Choose,
     weights: Container[Node],
     table: Table,
     report: GraphReport,
+    measure: Measure = measure_nothing,
 ) -> None:
     """Replace every op of ours that is on a GPU by the call chosen for it, or by torch's ops.
 
@@ -121,6 +131,7 @@ def place(
         weights: Nodes that do not change from call to call.
         table: Decompositions for the chosen calls.
         report: Gets the decisions.
+        measure: Measures nodes for which nothing is recorded, before any is chosen for.
     """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         if _has_templates(node) or _is_sycls(node, weights):
@@ -134,9 +145,10 @@ def place(
     for node in graph.find_nodes(op="call_function", target=POOL):
         if node.meta["val"].device.type != "cpu":
             inline(graph, node, int8_scaled.compute_max_pool, table, traced, restrides=False)
-    for node in list(graph.nodes):
-        if node.target not in BODIES or node.meta["val"].device.type == "cpu":
-            continue
+    ours = [n for n in graph.nodes if n.target in BODIES and n.meta["val"].device.type != "cpu"]
+    if summary := measure(ours):
+        report.add("choice", FIRST_CALL, summary)
+    for node in ours:
         body, kind, reason = choose(node)
         if body is not None and _takes_bias(node, weights):
             _take_bias(graph, node)

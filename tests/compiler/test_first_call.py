@@ -1,0 +1,119 @@
+"""Graphs that may be measured while they compile, and those that may not."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from ipex_inductor.compiler import first_call
+from ipex_inductor.compiler.compile_context import CompileContext
+from ipex_inductor.compiler.request import Request
+from ipex_inductor.config import resolve
+
+pytestmark = pytest.mark.unit
+
+GPU, CPU, XPU = (torch.device(name) for name in ("cuda:0", "cpu", "xpu:0"))
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch):
+    """A GPU that torch says is here."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(first_call, "is_rank", lambda: False)
+
+
+def request(devices=(GPU,), inputs=(), mode=None, **options):
+    names = ("max_autotune", "max_autotune_gemm", "deterministic")
+    config = resolve(mode, options, dict.fromkeys(names))
+    gm = torch.fx.GraphModule(torch.nn.Module(), torch.fx.Graph())
+    found = Request(gm, list(inputs), config)
+    found.__dict__["devices"] = {*devices}  # of cached properties
+    return found
+
+
+@torch.no_grad()
+def test_inference_on_a_gpu_may_be_measured():
+    assert first_call.may_measure(request())
+    assert first_call.may_measure(request([GPU, CPU]))
+    found = first_call.start_first_call(request())
+    assert found.now() >= found.began
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"autotune_first_call": False},
+        {"autotune": "never"},
+        {"autotune": "always"},
+        {"autotune": "inductor"},
+        {"mode": "max-autotune"},
+        {"max_autotune_gemm": True},
+        {"deterministic": True},
+        {"devices": [CPU]},
+        {"devices": [XPU]},
+        {"devices": [GPU, torch.device("cuda:1")]},
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_what_rules_it_out(options):
+    assert not first_call.may_measure(request(**options))
+    assert first_call.start_first_call(request(**options)) is None
+
+
+def test_training_is_not_measured():
+    weight = torch.ones(2, requires_grad=True)
+    assert not first_call.may_measure(request(inputs=[weight]))
+    with torch.no_grad():
+        assert first_call.may_measure(request(inputs=[weight]))
+
+
+@torch.no_grad()
+def test_states_of_the_process_that_rule_it_out(monkeypatch):
+    for owner, name, value in (
+        (torch.cuda, "is_available", False),
+        (torch.cuda, "is_current_stream_capturing", True),
+        (torch, "are_deterministic_algorithms_enabled", True),
+        (first_call, "is_rank", True),
+    ):
+        with monkeypatch.context() as changed:
+            changed.setattr(owner, name, lambda value=value: value)
+            assert not first_call.may_measure(request()), name
+    monkeypatch.setattr(torch.version, "hip", "7")
+    assert not first_call.may_measure(request())
+
+
+@torch.no_grad()
+def test_a_graph_that_is_prebuilt_is_not_measured():
+    """Its inputs are fake; without `prebuild` Dynamo hands over real ones."""
+    with FakeTensorMode():
+        fake = torch.empty(2)
+    assert not first_call.may_measure(request(inputs=[fake]))
+
+
+def test_code_for_others_is_not_for_use():
+    from ipex_inductor import compat
+
+    for compiler, is_for_use in (
+        (compat.compile_inner, True),
+        (compat.lower_inner, False),
+        (compat.read_inner, False),
+        (print, False),
+    ):
+        context = CompileContext(
+            *(None,) * 4, may_time=False, prologue=False, captures=False, compiler=compiler,
+            join=None,
+        )  # fmt: skip
+        assert context.is_for_use == is_for_use
+
+
+def test_the_key_says_that_it_may_be_measured_and_nothing_of_results():
+    """A prebuilt entry serves where it may be, too."""
+    on, off, fake = request(), request(autotune_first_call=False), None
+    with FakeTensorMode():
+        fake = request(inputs=[torch.empty(2)])
+    keys = []
+    for each in (on, off, fake):
+        each.__dict__["places"] = {CPU}
+        keys.append(each.identity_fields({})["first_call"])
+    assert keys == [True, False, True]
