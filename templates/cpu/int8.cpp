@@ -873,6 +873,3 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   else
     ipex::int8::multiply(call);
 }
-#if INT8_VNNI
-#pragma GCC pop_options
-#endif
