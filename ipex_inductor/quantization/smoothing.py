@@ -110,7 +110,8 @@ class SmoothedTensor:
 def _largest(prepared: nn.Module, weight: Node) -> Tensor:
     """Return the largest absolute value of each input channel, without a copy of the weight."""
     value: Tensor = evaluate(prepared, weight).detach()
-    return torch.linalg.vector_norm(value, math.inf, dim=0).float()
+    largest: Tensor = torch.linalg.vector_norm(value, math.inf, dim=0)
+    return largest.float()
 
 
 def prepare_smoothed(

@@ -27,7 +27,7 @@ def _scales(value: Tensor, weight: QuantizedWeight) -> list[float]:
     if not weight.scheme.per_channel:
         return [max(torch.linalg.vector_norm(value, math.inf).item() / 127.5, MIN_SCALE)]
     sizes = [size for size in range(value.dim()) if size != weight.axis]
-    largest = torch.linalg.vector_norm(value, math.inf, dim=sizes).float()
+    largest: Tensor = torch.linalg.vector_norm(value, math.inf, dim=sizes).float()
     return (largest / 127.5).clamp_min(MIN_SCALE).tolist()
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from fuzz import twin
 from fuzz.builder import Builder
 from fuzz.campaign import Failure, Tally, _message, _subjects
-from fuzz import twin
 from fuzz.program import NAMES, Program
 from fuzz.quantized_names import recorded_ties
 from fuzz.twin import Mismatch, describe
@@ -37,6 +37,7 @@ PATTERNS = [
 MORE = ("conv_transpose", "conv1d", "embedding_bag", "depthwise", "conv3d")  # other pieces
 # Floats behind a product differ from eager's by roundings of sums of some 200 products.
 FLOATS = {"rtol": 1e-4, "atol": 1e-4}
+BEHIND_TIES = 0.05  # of the largest: a step of 1/255 times a weight, for each of a few ties
 
 
 class QuantizedBuilder(Builder):
@@ -225,7 +226,7 @@ def judge(program: Program, in_code: bool = False) -> list[Any]:
     run = _compile if in_code else _rewrite
     with torch.no_grad():
         results, events = run(program, [value.clone() for value in inputs])
-        with recorded_ties() as ties:
+        with recorded_ties(inputs) as ties:
             expected = module(*inputs)
     _compare(program, results, expected, any(bool(tie.any()) for tie in ties))
     return events
@@ -267,6 +268,8 @@ def _compare(program: Program, results: Any, expected: Any, has_ties: bool) -> N
             scale = float(line.split(", ")[1])
             if bool((off > 1.01 * scale).any()):
                 raise Mismatch(f"{name} = {line}: {off.max().item() / scale:.1f} steps apart")
+        elif off.numel() and off.max() > BEHIND_TIES * value.abs().max():
+            raise Mismatch(f"{name} = {line}: off by {off.max().item():.2e} behind a tie")
 
 
 def fails(program: Program) -> bool:

@@ -1,6 +1,6 @@
 """What lines of quantized programs name: rounding to 8 bits and back, and where ties lie."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -12,13 +12,14 @@ QUANTIZED = compat.quantized_ops()
 BOUNDS = {"uint8": (0, 255, torch.uint8), "int8": (-128, 127, torch.int8)}
 TIE = 1e-3  # of a step: sums of 200 products in fp32 are off by a fourth of it
 _distances: list[Tensor] | None = None
+_given: set[int] = set()  # addresses of tensors that are not computed, and round alike everywhere
 
 
 @contextmanager
-def recorded_ties() -> Iterator[list[Tensor]]:
-    """Collect where values lie within `TIE` of a half step, for each rounding inside."""
-    global _distances
-    _distances = []
+def recorded_ties(inputs: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Collect where computed values lie within `TIE` of a half step, for each rounding inside."""
+    global _distances, _given
+    _distances, _given = [], {value.data_ptr() for value in inputs}
     try:
         yield _distances
     finally:
@@ -52,7 +53,7 @@ def qw(weight: Tensor, axis: int) -> Tensor:
 
 
 def _record(x: Tensor, scale: float) -> None:
-    if _distances is not None:
+    if _distances is not None and x.data_ptr() not in _given:
         steps = x.double() / scale
         _distances.append((steps - steps.floor() - 0.5).abs() < TIE)
 

@@ -1,4 +1,4 @@
-"""Calibrating and converting hold the model and one layer's temporaries: by allocations, and RSS."""
+"""Calibrating and converting hold the model and temporaries of a layer: by allocations, and RSS."""
 
 import subprocess
 import sys

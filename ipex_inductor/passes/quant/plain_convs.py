@@ -181,8 +181,8 @@ class _Restated:
                 words = (dim + 2, pad % step, -rest if rest else sys.maxsize)
                 self.moves.append((aten.slice.Tensor, words))
         ones, none = [1] * len(axes), [0] * len(axes)
-        window = {"stride": ones, "padding": none, "output_padding": none, "transposed": False}
-        self.args = args._replace(bias=bias, **window)
+        args = args._replace(bias=bias, stride=ones, padding=none, output_padding=none)
+        self.args = args._replace(transposed=False)
 
     def _phase_bias(self, groups: int, outs: int) -> Node:
         """Return the bias of all phases: as many as the channels of the plain convolution."""
