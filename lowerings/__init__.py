@@ -108,6 +108,7 @@ def _read_memory() -> None:
     ours = torch.ops.ipex
     calls: list[Any] = [ours.blocked, ours.conv, ours.linear, ours.short_attention, ours.winograd]
     calls += [ours.int8_bmm, ours.int8_conv, ours.int8_linear, ours.int8_max_pool]
+    calls += [ours.int8_embedding_bag]
     calls += [ours.weight_only_linear, ours.decode_attention]
     add_needs_realized_inputs([*(call.default for call in calls), cached_primitives.KEPT_CONV])  # type: ignore[no-untyped-call]
 

@@ -65,7 +65,10 @@ def find_kernels(
     kernels: dict[str, LayerKernel] = {}
     for report in compiled:
         kernels |= _kernels_of(report, times if len(compiled) == 1 else {})
-    return kernels
+    names = (layer.name for layer in quantized.layer_decisions if layer.quantized)
+    # Inductor computes a layer without a call and without an event, such as the product of a matrix
+    # and a vector, in code of its own.
+    return {name: LayerKernel("", NO_KERNEL) for name in names} | kernels if compiled else kernels
 
 
 def _name_lines(quantized: QuantizedModel) -> ModelGraph:

@@ -168,7 +168,8 @@ def report_layers(
         raise QuantizationError(
             "a statically quantized model",
             f"a {type(model).__name__}",
-            "Pass what `convert` or `load` returned. Dynamic quantization has no scales to report.",
+            "Pass what `convert` or `load` returned. Dynamic quantization has no scales to report; "
+            "`ipex_layers` of the converted model lists its layers.",
         )
     items = iter([data] if isinstance(data, Tensor) else data)
     count = sum(node.op == "placeholder" for node in model.graph.nodes)

@@ -44,6 +44,7 @@ from ipex_inductor.ops.quant import (
     fp8_states,
     fp8_steps,
     int8,
+    int8_embedding,
     weight_only,
     weight_only_rows,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "grouped",
     "indirect_attention",
     "int8",
+    "int8_embedding",
     "linear",
     "moments",
     "paged_attention",

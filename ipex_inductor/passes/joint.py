@@ -26,6 +26,7 @@ from ipex_inductor.passes.fusion.noops import drop_noops
 from ipex_inductor.passes.layout import cats, channels_last, folding
 from ipex_inductor.passes.pass_context import ANY_RULE, Graphs, Pass, PassContext, PassSettings
 from ipex_inductor.passes.quant import (
+    embedding_bags,
     fp8,
     fp8_cost,
     fp8_linears,
@@ -101,8 +102,10 @@ def _prepare_quantized(c: PassContext) -> None:
 
 
 def _quantize_products(c: PassContext) -> None:
-    if products.quantize_products(c.graph, c.report, c.settings.why_not_quantized["int8"]):
+    why_not = c.settings.why_not_quantized["int8"]
+    if products.quantize_products(c.graph, c.report, why_not):
         c.prefers_channels_last = True  # the kernels read and write it
+    embedding_bags.quantize_bags(c.graph, c.report, why_not)
     values.decompose_rows(c.graph, "dequantize_per_token")
 
 

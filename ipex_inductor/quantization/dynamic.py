@@ -25,12 +25,18 @@ from ipex_inductor.quantization.rounding import (
     round_weight,
 )
 from ipex_inductor.quantization.scheme import Layer, Scheme, SchemeMapping
+from ipex_inductor.reporting.decisions import warn_once
 
 CELLS = (torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell)
 SEQUENCES = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 ATTENTION = (functional.multi_head_attention_forward, compat.NATIVE_ATTENTION)
 ROUNDED = (*CELLS, *SEQUENCES, *ATTENTION)
 RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+# Why `nn.LSTM`, `nn.GRU` and `nn.RNN` have no products of integers. Their cells have.
+WHOLE_LAYER = (
+    "torch computes the layer whole, in floating point on rounded inputs and weights; its cell, "
+    "called step by step, compiles to int8"
+)
 
 
 class RoundingMode(TorchFunctionMode):
@@ -151,7 +157,8 @@ def convert_dynamic(prepared: nn.Module) -> nn.Module:
     """Return a copy of a prepared model whose linear and recurrent layers round in each call.
 
     It has the class, methods and state dict of the model, and shares its parameters. It can be
-    compiled, exported, traced and pickled.
+    compiled, exported, traced and pickled. `ipex_layers` are rows of its linear and recurrent
+    layers: whether each is quantized or why not, and why its kernel computes in floating point.
     """
     converted = share_copy(prepared)
     for module in converted.modules():
@@ -196,7 +203,10 @@ def _rows(model: nn.Module, schemes: Mapping[str, Scheme | None]) -> list[dict[s
             reason = _why_not(module, schemes.get(name), schemes, id(module) in projections)
             operator = "linear" if isinstance(module, nn.Linear) else "recurrent"
             row = {"name": name, "operator": operator, "quantized": not reason, "reason": reason}
-            rows.append(row)
+            is_whole = not reason and isinstance(module, nn.RNNBase)
+            rows.append(row | {"kernel_reason": WHOLE_LAYER if is_whole else ""})
+            if is_whole:
+                warn_once(f"{type(module).__name__} {name!r}: {WHOLE_LAYER}")
     return rows
 
 

@@ -5,6 +5,7 @@ reciprocal, in the graph. Both are one until the model is converted.
 """
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -84,8 +85,8 @@ class SmoothedTensor:
         if self.factors is not None and not self.observer.is_calibrated:
             return self.factors
         low, high = self.bounds()
-        weights = [evaluate(prepared, node).detach().float().abs() for node in self.weights]
-        largest = torch.stack([weight.amax(0) for weight in weights]).amax(0).clamp_min(FLOOR)
+        largest = torch.stack([_largest(prepared, node) for node in self.weights]).amax(0)
+        largest = largest.clamp_min(FLOOR)
         activation = torch.maximum(low.abs(), high.abs()).clamp_min(FLOOR)
         return activation.pow(alpha) / largest.pow(1 - alpha)
 
@@ -104,6 +105,13 @@ class SmoothedTensor:
         """Return the scale of the product."""
         low, high = (bound / factors for bound in self.bounds())
         return scale_of_range(low.min().item(), high.max().item(), self.symmetric)
+
+
+def _largest(prepared: nn.Module, weight: Node) -> Tensor:
+    """Return the largest absolute value of each input channel, without a copy of the weight."""
+    value: Tensor = evaluate(prepared, weight).detach()
+    largest: Tensor = torch.linalg.vector_norm(value, math.inf, dim=0)
+    return largest.float()
 
 
 def prepare_smoothed(
@@ -135,8 +143,21 @@ def attach(prepared: PreparedModel, smooth: SmoothQuant, tensors: list[SmoothedT
     """Let the observers of smoothed tensors see their channels in a prepared model."""
     for tensor in tensors:
         _observe_channels(prepared, tensor)
+    _read_plain_weights(prepared.graph)
     prepared.recompile()
     prepared._ipex_smoothing = smooth, tensors
+
+
+def _read_plain_weights(graph: Graph) -> None:
+    """Let layers read weights without factors, which are ones during calibration.
+
+    A product would be a copy of the weight in each call.
+    """
+    for product in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
+        weight, factor = product.args
+        if isinstance(factor, Node) and str(factor.target).startswith("_ipex_smooth_"):
+            product.replace_all_uses_with(weight)
+            graph.erase_node(product)
 
 
 def convert_smoothed(prepared: PreparedModel) -> QuantizedModel:

@@ -1,5 +1,6 @@
 """Weights of a prepared model: their values as its graph computes them, and their scales."""
 
+import math
 from typing import Any
 
 import torch
@@ -24,9 +25,9 @@ def weight_scales(prepared: PreparedModel) -> dict[str, list[float]]:
 
 def _scales(value: Tensor, weight: QuantizedWeight) -> list[float]:
     if not weight.scheme.per_channel:
-        return [max(value.abs().max().item() / 127.5, MIN_SCALE)]
+        return [max(torch.linalg.vector_norm(value, math.inf).item() / 127.5, MIN_SCALE)]
     sizes = [size for size in range(value.dim()) if size != weight.axis]
-    largest = value.float().abs().amax(sizes)
+    largest: Tensor = torch.linalg.vector_norm(value, math.inf, dim=sizes).float()
     return (largest / 127.5).clamp_min(MIN_SCALE).tolist()
 
 

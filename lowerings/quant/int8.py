@@ -86,6 +86,24 @@ class Int8Bmm(Int8Call):
         return f"{{ {listed} int8_multiply(numbers, {_float_in_cpp(factor)}, {pointers}); }}"
 
 
+class Int8Bag(Int8Call):
+    """Call of the kernel of embedding bags."""
+
+    function = "sum_bags"
+
+    def in_cpp(self) -> str:
+        """Return the C++ statements of the call."""
+        table, scales, indices, offsets, *others = self.inputs
+        weighted, *words = self.constant_args
+        sizes = int8.bag_sizes(table.get_size(), indices.get_size(), self.get_size())
+        numbers = [*sizes, *words, indices.get_dtype().itemsize, int8.NUMBERS[self.get_dtype()]]
+        given = [table, scales, indices, offsets, others[0] if weighted else None, self]
+        pointers = ", ".join("nullptr" if t is None else address(t) for t in given)
+        listed = f"const int64_t numbers[] = {{{_in_cpp(numbers)}}};"
+        fails = f'throw std::runtime_error("{int8.OUT_OF_RANGE}");'
+        return f"{{ {listed} if (int8_embedding_bag(numbers, {pointers})) {fails} }}"
+
+
 def _geometry(x: Any, out: Any, window: Any) -> list[Any]:
     if window:
         return int8.conv_numbers(x, out, *window)
@@ -142,6 +160,16 @@ def _lower_pool(call: Arguments) -> Any:
     return _as_traced(ir.TensorBox.create(kernel))
 
 
+def _lower_bag(call: Arguments) -> Any:
+    given = [call.table, call.scales, call.indices, call.offsets]
+    given += [] if call.sample_weights is None else [call.sample_weights]
+    tensors = [without_gaps(tensor) for tensor in given]
+    constants = call.sample_weights is not None, *call.words
+    layout = _layout(call.scales, False)
+    kernel = Int8Bag(layout, tensors, constants, python_kernel_name="ipex_int8_bag")
+    return ir.TensorBox.create(kernel)
+
+
 def _layout(x: Any, image: bool) -> ir.FixedLayout:
     """Return the layout of the kernel's result: the traced value's, but channels-last of images."""
     value = V.graph.current_node.meta["val"]
@@ -181,4 +209,5 @@ def register() -> None:
     register_by_name(ipex.int8_conv.default, _lower_conv)
     register_by_name(ipex.int8_linear.default, _lower_linear)
     register_by_name(ipex.int8_bmm.default, _lower_bmm)
+    register_by_name(ipex.int8_embedding_bag.default, _lower_bag)
     register_by_name(ipex.int8_max_pool.default, _lower_pool)

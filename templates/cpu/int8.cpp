@@ -80,10 +80,11 @@ struct Call {
   // Zero points of output channels of the weight, and the sums of the rows of x, which they multiply.
   const float* weight_zeros = nullptr;
   const int32_t* row_sums = nullptr;
+  bool has_nan = false;  // whether a factor or an offset is no number
 
   bool is_limit() const { return unary == NO_UNARY || unary == RELU || unary == HARDTANH; }
   bool is_plain() const {
-    return is_limit() && binary <= ADD && !row_scales && !row_shifts && !row_sums;
+    return is_limit() && binary <= ADD && !row_scales && !row_shifts && !row_sums && !has_nan;
   }
 };
 
@@ -137,7 +138,7 @@ SHORT void write_bytes(void* to, Ints values, int64_t count) {
 template <int32_t unary>
 SHORT Vector activated(Vector x, const float* scalars) {
   switch (unary) {
-    case RELU: return maximum(x, Vector{});
+    case RELU: return maximum(Vector{}, x);  // NaN stays one
     case GELU: return gelu(x);
     case GELU_TANH: return gelu_tanh(x);
     case SILU: return x * sigmoid(x);
@@ -186,8 +187,9 @@ struct Addend<Nothing> {
 };
 
 // Writes values: floats as they are, or in steps of the result's scale. Steps or floats are within
-// limits, which also are those of ReLU and its like.
-template <typename Result>
+// limits, which also are those of ReLU and its like. CHECKED: a value may be no number, which eager
+// quantizes to the integer 0.
+template <typename Result, bool CHECKED>
 struct Writer {
   static constexpr bool STEPS = sizeof(Result) == 1;
   Result* to;
@@ -208,10 +210,14 @@ struct Writer {
   }
 
   SHORT void operator()(int64_t at, Vector value, int64_t count) const {
-    if constexpr (STEPS)
-      write_bytes(to + at, rounded(limited(value * inverse_scale, least, most)) + zero_point, count);
-    else
+    if constexpr (STEPS) {
+      const Vector steps = limited(value * inverse_scale, least, most);
+      Ints integers = rounded(steps) + zero_point;
+      if constexpr (CHECKED) integers &= (Ints)(steps == steps);
+      write_bytes(to + at, integers, count);
+    } else {
       write(to + at, limited(value, least, most), count);
+    }
   }
 };
 
@@ -234,7 +240,8 @@ void finish_rows(const Call& c, const int32_t* sums, int64_t line, int64_t row, 
                  int64_t channel, int64_t columns) {
   const float *factors = c.factors + channel, *offsets = factors + c.g.out_channels;
   const Addend<Other> addend(c);
-  const Writer<Result> put(c);
+  constexpr bool FLOATS = std::is_same_v<Other, float> || std::is_same_v<Other, c10::BFloat16>;
+  const Writer<Result, !PLAIN || FLOATS> put(c);
   const int64_t outs = c.g.out_channels;
   const int32_t binary = c.binary;
   const float scalars[] = {c.scalars[0], c.scalars[1]}, *biases = offsets + outs;
@@ -659,7 +666,7 @@ constexpr int64_t EXACT_DEPTH = (int64_t{1} << 31) / (2 * 256 * 128);
 // Products whose sums need 64 bits, one after the other.
 template <typename Result>
 void multiply_wide(const MatrixProduct& m, const Call& call) {
-  const Writer<Result> put(call);
+  const Writer<Result, true> put(call);
   const auto value = [](const uint8_t* from, int64_t at, int32_t number, int32_t zero_point) {
     return int64_t{number == INT8 ? (int32_t)(int8_t)from[at] : (int32_t)from[at]} - zero_point;
   };
@@ -866,6 +873,7 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   const float *zeros = call.factors + 2 * call.g.out_channels, *end = zeros + call.g.out_channels;
   const bool has_zeros = rest[6] && std::any_of(zeros, end, [](float zero) { return zero != 0; });
   call.weight_zeros = has_zeros ? zeros : nullptr;
+  call.has_nan = std::any_of(call.factors, zeros, [](float number) { return number != number; });
   if (rest[5])
     ipex::int8::by_types(call, [&](auto other, auto result) {
       ipex::int8::convolve_depthwise<decltype(other), decltype(result)>(call);
@@ -873,6 +881,3 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   else
     ipex::int8::multiply(call);
 }
-#if INT8_VNNI
-#pragma GCC pop_options
-#endif

@@ -26,7 +26,14 @@ assert ops  # which registers ipex::int8_conv
 _ipex = torch.ops.ipex
 # The ops that the kernels compute.
 KERNELS = frozenset(
-    op.default for op in (_ipex.int8_bmm, _ipex.int8_conv, _ipex.int8_linear, _ipex.int8_max_pool)
+    op.default
+    for op in (
+        _ipex.int8_bmm,
+        _ipex.int8_conv,
+        _ipex.int8_embedding_bag,
+        _ipex.int8_linear,
+        _ipex.int8_max_pool,
+    )
 )
 # By their numbers in int8.cpp.
 NUMBERS = {torch.uint8: 1, torch.int8: 2, torch.float32: 3, torch.bfloat16: 4}
@@ -39,12 +46,20 @@ FACTORS_WITH_ZEROS = 3  # lines
 SCALARS = 2  # of a unary, at most
 DIMS = 3  # spatial dimensions; smaller ones have leading ones of size 1
 AVX512_VNNI, AVX_VNNI = 1, 2
-# Types of the arguments by which generated C++ calls the kernels.
+# Text of the kernels in order, and what ends the instructions that `int8.cpp` begins to use.
+FILES = ("int8.cpp", "int8_embedding.cpp")
+END = "#if INT8_VNNI\n#pragma GCC pop_options\n#endif\n"
+# Types of the arguments by which generated C++ calls the kernels, and of results other than void.
 TAKES = {
     "int8_convolve": f"(const int64_t*, const float*, {'const void*, ' * 6}void*)",
+    "int8_embedding_bag": f"(const int64_t*, {'const void*, ' * 5}void*)",
     "int8_max_pool": "(const int64_t*, int32_t, const void*, void*)",
     "int8_multiply": f"(const int64_t*, float, {'const void*, ' * 3}void*)",
 }
+RESULTS = {"int8_embedding_bag": "int64_t"}
+OUT_OF_RANGE = (
+    "embedding_bag: an index is no row of the table, or the offsets do not begin at 0 and rise"
+)
 
 
 def _variants() -> list[Settings]:
@@ -74,7 +89,8 @@ def definitions(settings: Settings | None = None) -> str:
     """Return the C++ of the kernels, which follows `vectors.cpp`."""
     chosen = _settings() if settings is None else settings
     defined = "".join(f"#define {name} {value}\n" for name, value in chosen.items())
-    return defined + Path(__file__).with_name("int8.cpp").read_text()
+    texts = (Path(__file__).with_name(name).read_text() for name in FILES)
+    return "".join([defined, *texts, END])
 
 
 def declarations(inside: bool) -> str:
@@ -82,11 +98,12 @@ def declarations(inside: bool) -> str:
 
     `inside`: for code that contains their definitions; else they declare functions of `library`.
     """
+    types = [(name, RESULTS.get(name, "void"), takes) for name, takes in TAKES.items()]
     if inside:
-        return "".join(f'extern "C" void {name}{takes};\n' for name, takes in TAKES.items())
+        return "".join(f'extern "C" {result} {name}{takes};\n' for name, result, takes in types)
     return "".join(
-        f'static IpexFunction<void{takes}> {name}{{"{__name__}", "{name}"}};\n'
-        for name, takes in TAKES.items()
+        f'static IpexFunction<{result}{takes}> {name}{{"{__name__}", "{name}"}};\n'
+        for name, result, takes in types
     )
 
 
@@ -97,6 +114,7 @@ why_not_in_cpp, ship_library, address = LIBRARY.why_not_in_cpp, LIBRARY.ship, LI
 _POINTER = ctypes.c_void_p
 SIGNATURES: dict[str, list[Any]] = {
     "int8_convolve": [_POINTER] * 9,
+    "int8_embedding_bag": [_POINTER] * 7,
     "int8_max_pool": [_POINTER, ctypes.c_int32, _POINTER, _POINTER],
     "int8_multiply": [_POINTER, ctypes.c_float, *[_POINTER] * 4],
 }
@@ -105,7 +123,8 @@ SIGNATURES: dict[str, list[Any]] = {
 @functools.cache
 def _kernel(name: str) -> Any:
     kernel = library()[name]
-    kernel.restype, kernel.argtypes = None, SIGNATURES[name]
+    kernel.restype = ctypes.c_int64 if name in RESULTS else None
+    kernel.argtypes = SIGNATURES[name]
     return kernel
 
 
@@ -201,6 +220,41 @@ def multiply(a: Tensor, b: Tensor, scales: Tensor, factor: float, *, out: Tensor
     numbers = [*a.shape, b.shape[2], *(NUMBERS[t.dtype] for t in (a, b, out))]
     pointers = (t.data_ptr() for t in (a, b, scales, out))
     _kernel("int8_multiply")(_flat(numbers), factor, *pointers)
+
+
+def sum_bags(table: Tensor, scales: Tensor, indices: Tensor, *rest: Any, out: Tensor) -> None:
+    """Write `ipex::int8_embedding_bag` to `out`; called by Inductor's code.
+
+    Args:
+        table: [rows, columns], as are all tensors without gaps.
+        scales: [rows].
+        indices: [count].
+        rest: the offsets, and weights of samples if there are any; whether there are; the words of
+            the op.
+        out: [bags, columns].
+
+    Raises:
+        IndexError: if an index is none of the table, or offsets do not begin at 0 and rise.
+    """
+    offsets, *others, weighted, mode, includes_last, padding = rest
+    words = [mode, includes_last, padding]
+    weights = others[0] if weighted else None
+    if why_not() is not None:
+        _say_once()
+        operands = (table, scales, indices, offsets, weights)
+        out.copy_(torch.ops.ipex.int8_embedding_bag(*operands, words, out.dtype))
+        return
+    numbers = [*bag_sizes(table.shape, indices.shape, out.shape), *words]
+    numbers += [indices.element_size(), NUMBERS[out.dtype]]
+    tensors = (table, scales, indices, offsets, weights, out)
+    pointers = (None if t is None else t.data_ptr() for t in tensors)
+    if _kernel("int8_embedding_bag")(_flat(numbers), *pointers):
+        raise IndexError(OUT_OF_RANGE)
+
+
+def bag_sizes(table: Sequence[Any], indices: Sequence[Any], out: Sequence[Any]) -> list[Any]:
+    """Return bags, indices, rows and columns by the shapes of tensors."""
+    return [out[0], indices[0], *table]
 
 
 def _say_once() -> None:

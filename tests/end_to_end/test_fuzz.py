@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._inductor import pattern_matcher
 
-from fuzz import campaign, faults, forms, twin
+from fuzz import campaign, faults, forms, quantized, twin
 from fuzz import generate as generator
 from fuzz.builder import Builder
 from fuzz.compiled import judge_compiled, suits
@@ -213,3 +213,47 @@ def test_all_seeded_faults_are_caught():
     print("\n".join(f"{name:45} {at or 'survived'}" for name, at in table.items()))
     caught = sum(at is not None for at in table.values())
     assert caught >= 0.95 * len(table)
+
+
+# The subjects of the 23 INT8 patterns, with results in fp32 and in int8.
+INT8_RULES = {
+    f"int8 {layer}{follow.replace('sum', 'add') and '+' + follow.replace('sum', 'add')}{end}"
+    for layer, row in quantized.FOLLOWERS.items()
+    for follow in row
+    for end in ("", "+quantize")
+}
+
+
+def judge_quantized(seeds):
+    tally = quantized.judge_seeds(seeds)
+    assert tally.programs == len(seeds)
+    assert not tally.failures, "\n".join(failure.text() for failure in tally.failures)
+    return tally
+
+
+def test_some_quantized_programs():
+    """The first four; those of all 23 patterns with -m slow."""
+    tally = judge_quantized(range(4))
+    assert {name for name in tally.fired if name.startswith("int8 conv")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(3))
+def test_100_quantized_programs(part):
+    tally = judge_quantized(range(100 * part, 100 * part + 100))
+    assert len({tag for tag in tally.tags if tag.startswith("pattern: ")}) == 23
+    assert tally.fired.keys() >= INT8_RULES, INT8_RULES - tally.fired.keys()
+
+
+def test_a_quantized_program_notices_a_wrong_zero_point(monkeypatch):
+    """The judge is judged: a kernel's factors with another zero point are noticed."""
+    program = quantized.generate(0)
+    assert not quantized.fails(program)
+    plain = quantized.twin.joint.products._Builder.numbers
+
+    def shift(self, value):
+        scale, zero_point = plain(self, value)
+        return scale, self.call(torch.ops.aten.add.Tensor, zero_point, 1)
+
+    monkeypatch.setattr(quantized.twin.joint.products._Builder, "numbers", shift)
+    assert quantized.fails(program)

@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import torch
 
-from fuzz import campaign
+from fuzz import campaign, quantized
 from fuzz.campaign import Tally
 from ipex_inductor.passes import joint
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser("fuzz", description=__doc__)
     parser.add_argument("--programs", type=int, default=10_000, help="fp64 twins")
     parser.add_argument("--compiled", type=int, default=120, help="programs compiled for real")
+    parser.add_argument("--quantized", type=int, default=500, help="quantized programs")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
@@ -30,13 +31,18 @@ def main() -> int:
     sample = range(options.first, options.first + options.compiled)
     twins = _spread("fp64 twins", options.jobs, campaign.judge_seeds, seeds, CHUNK)
     compiled = _spread("compiled", options.jobs, campaign.compile_seeds, sample, 5)
+    some = range(options.first, options.first + options.quantized)
+    few = range(options.first, options.first + options.quantized // 20)
+    rounded = _spread("quantized", options.jobs, quantized.judge_seeds, some, CHUNK // 2)
+    in_code = _spread("quantized, compiled", options.jobs, quantized.judge_seeds_in_code, few, 5)
     _print_rules(twins)
-    failures = [*twins.failures, *compiled.failures]
+    failures = [*twins.failures, *compiled.failures, *rounded.failures, *in_code.failures]
     for failure in failures:
         print(failure.text())
     print(
         f"{twins.programs} programs forward, {twins.trained} of them backward, {twins.dynamic} at"
         f" two sizes, {compiled.programs} compiled; {twins.pairs():.1%} of pairs;"
+        f" {rounded.programs} quantized, {in_code.programs} of them compiled;"
         f" {len(failures)} mismatches"
     )
     return bool(failures)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fuzz import quantized_names
 from ipex_inductor.passes import joint
 
 
@@ -23,7 +24,7 @@ def rule(name: str, number: int = 0) -> Callable[..., torch.Tensor]:
 
 
 # What the lines may name.
-NAMES = {"torch": torch, "F": F, "math": math, "rule": rule}
+NAMES = {"torch": torch, "F": F, "math": math, "rule": rule, **quantized_names.NAMES}
 
 NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -136,6 +137,8 @@ class Program:
         if "rule(" in str(self.steps):
             lines[0] += "; from ipex_inductor.passes.joint import RULES"
             lines.append("rule = lambda name, n=0: [r.pattern for r in RULES if r.name == name][n]")
+        if re.search(r"\bq[tw]?\(", str(self.steps)):
+            lines.append("from fuzz.quantized_names import q, qt, qw  # PYTHONPATH=tests")
         if self.dtype != "float32":
             lines.append(f"torch.set_default_dtype(torch.{self.dtype})")
         names = ", ".join(leaf.name for leaf in self.leaves)

@@ -10,6 +10,7 @@ from torch.nn import functional
 from ipex_inductor.errors import QuantizationError
 from ipex_inductor.quantization import dynamic
 from ipex_inductor.quantization.scheme import Scheme, SchemeMapping
+from ipex_inductor.reporting import decisions
 
 SCHEME = Scheme(symmetric=True, dynamic=True)
 ALL = SchemeMapping(SCHEME)
@@ -148,6 +149,39 @@ def test_the_rows_say_what_stays_in_floating_point():
     mapping = SchemeMapping(SCHEME, by_module_name=(("second", None),))
     rows = quantize(Net().eval(), mapping).ipex_layers
     assert [(row["name"], row["quantized"]) for row in rows] == [("first", True), ("second", False)]
+
+
+class Sequence(nn.Module):
+    """An LSTM over a sequence, one of its cells, and a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.cell = nn.LSTM(8, 8), nn.LSTMCell(8, 8)
+        self.linear = nn.Linear(8, 4)
+
+    def forward(self, x):
+        state, _ = self.cell(self.lstm(x)[0][-1])
+        return self.linear(state)
+
+
+def test_the_rows_say_what_has_no_kernel(caplog):
+    rows = quantize(Sequence().eval()).ipex_layers
+    reasons = {row["name"]: row["kernel_reason"] for row in rows}
+    assert reasons == {"lstm": dynamic.WHOLE_LAYER, "cell": "", "linear": ""}
+    assert all(row["quantized"] for row in rows)
+    assert dynamic.WHOLE_LAYER in caplog.text
+
+
+@torch.no_grad()
+def test_cells_compile_to_int8():
+    """The reason that the rows give for layers: their cells have kernels of integers."""
+    net = quantize(nn.LSTMCell(8, 8).eval())
+    compiled = torch.compile(net, backend="ipex", options={"strict": True})
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(compiled(x)[0], net(x)[0], rtol=1e-5, atol=1e-5)
+    reports = decisions.reports()
+    fired = [e.subject for r in reports for e in r.events if e.kind == "fired"]
+    assert {"int8 linear", "int8 linear+add"} <= {*fired}
 
 
 def rounded_linear(x, weight, bias=None):

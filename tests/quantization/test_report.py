@@ -28,7 +28,7 @@ class Net(nn.Module):
         torch.manual_seed(0)
         self.stem, self.bn = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
         self.left, self.right = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 1)
-        self.up = nn.ConvTranspose2d(16, 16, 2, stride=2)
+        self.up = nn.ConvTranspose2d(16, 16, 2, stride=2, dilation=2)
         self.wide, self.last = nn.Linear(16, 32), nn.Linear(32, 10)
 
     def forward(self, x):
@@ -289,9 +289,27 @@ def test_kernels_of_a_compiled_model_are_named_and_timed():
     ]
     assert kernels["wide"] == "int8 linear+gelu+quantize"
     assert kernels["last"] == "int8 linear"
-    assert layers["up"].kernel_reason == NO_KERNEL
+    reason = "kernels of transposed convolutions have no dilation"
+    assert layers["up"].kernel_reason == reason
     timed = {name for name, layer in layers.items() if layer.milliseconds}
     assert timed >= {"stem", "left", "right", "wide", "last"}
     text = str(made)
-    assert f"[1] {NO_KERNEL}" in text
+    assert f"[1] {reason}" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_layer_without_a_kernel_says_why():
+    class MatrixTimesVector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.linear(x)
+            return torch.matmul(y, y[0])
+
+    data = [torch.randn(4, 8)]
+    quantized = quantize(MatrixTimesVector(), data)
+    linear, product = quantization.report(quantized, data).layers
+    assert (linear.kernel, linear.kernel_reason) == ("int8 linear+quantize", "")
+    assert (product.operator, product.kernel_reason) == ("matmul", NO_KERNEL)

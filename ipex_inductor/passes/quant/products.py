@@ -25,6 +25,7 @@ from ipex_inductor.passes.quant.limits import (
     check_addend,
     check_product,
 )
+from ipex_inductor.passes.quant.plain_convs import restate_convs
 from ipex_inductor.passes.quant.values import (
     CASTS,
     Quantized,
@@ -43,6 +44,8 @@ NAME = "int8"
 # Moves of elements between a product and its quantization, which integers take instead.
 RESHAPES = {aten.view.default: aten.reshape.default}
 MOVES = {*RESHAPES, aten.reshape.default, aten.permute.default, aten.unsqueeze.default}
+MOVES |= {aten.squeeze.dim, aten.slice.Tensor}
+PASSED = {*CASTS, aten.clone.default}
 
 
 def quantize_products(
@@ -56,6 +59,7 @@ def quantize_products(
         why_not: returns why the kernels of a device are not available, or None.
     """
     use_signed_integers(graph)
+    restate_convs(graph, report, why_not)
     reader, count = Reader(graph), 0
     for node in list(graph.nodes):
         if node.target is aten.bmm.default:
@@ -312,7 +316,8 @@ class _Behind:
 def _follow(product: Node, scales: bool = False) -> _Behind:
     """Return the quantize node that alone reads a product, with moves of elements between them.
 
-    Casts between float dtypes are passed: the kernel rounds once.
+    Casts between float dtypes are passed: the kernel rounds once. Copies are passed too: the last
+    node keeps its strides.
 
     Args:
         product: the product.
@@ -332,7 +337,7 @@ def _follow(product: Node, scales: bool = False) -> _Behind:
         elif scales and factor is None and _scale_of(user) is not None:
             factor = _scale_of(user)
             behind = _Behind(user, tuple(moves), False, factor)
-        elif user.target not in CASTS or not _value(user).dtype.is_floating_point:
+        elif user.target not in PASSED or not _value(user).dtype.is_floating_point:
             break
         node = user
     return behind

@@ -346,11 +346,15 @@ def compute_zeros_from_scales(graph: torch.fx.Graph) -> None:
         if not isinstance(zero_point, Node) or not is_zero(zero_point) or _is_less(zero_point):
             continue
         with graph.inserting_before(node):
-            never = _add_call(graph, ZEROS, scale, scale)
-            dtype = zero_point.meta["val"].dtype
-            zeros = _add_call(graph, prims.convert_element_type.default, never, dtype)
+            zeros = make_zeros(graph, scale, zero_point.meta["val"].dtype)
         node.replace_input_with(zero_point, zeros)
     graph.eliminate_dead_code()
+
+
+def make_zeros(graph: torch.fx.Graph, scale: Node, dtype: torch.dtype) -> Node:
+    """Return a new node full of zeros, as many as there are scales, that depends on the scales."""
+    never = _add_call(graph, ZEROS, scale, scale)
+    return _add_call(graph, prims.convert_element_type.default, never, dtype)
 
 
 def use_signed_integers(graph: torch.fx.Graph) -> None:

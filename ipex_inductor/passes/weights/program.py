@@ -111,7 +111,7 @@ class Program:
         values: list[Any] = list(weights)
         # Inference tensors could not be written again outside of inference mode.
         with torch.inference_mode(False), torch.no_grad(), torch._C._DisableAutocast():
-            for step in self._fused_steps:
+            for step, finished in zip(self._fused_steps, self._last_reads, strict=True):
                 if step is None:
                     values.append(None)
                     continue
@@ -120,7 +120,24 @@ class Program:
                     _function(step.op), *_substitute_values(step.args, values), **kwargs
                 )
                 values.append(_run_packing(run) if step.op.startswith(PACKS) else run())
+                del run, kwargs
+                for index in finished:
+                    values[index] = None
         return [values[ref.index] for ref in self.outputs]
+
+    @functools.cached_property
+    def _last_reads(self) -> tuple[tuple[int, ...], ...]:
+        """The values that no step behind one reads and that are no results, for each step.
+
+        Temporaries of a weight take several times its memory, so each is freed behind its reader.
+        """
+        seen = {ref.index for ref in self.outputs}
+        last: list[tuple[int, ...]] = []
+        for step in reversed(self._fused_steps):
+            read = set(_read_by((step.args, step.kwargs))) if step else set()
+            last.append(tuple(sorted(read - seen)))
+            seen |= read
+        return tuple(reversed(last))
 
     @functools.cached_property
     def _fused_steps(self) -> tuple[Step | None, ...]:

@@ -307,3 +307,42 @@ def test_weights_may_have_zero_points(shapes, x_dtype) -> None:
     limit = 3e-5 * truth.abs().max()
     assert (reference - truth).abs().max() < limit
     assert (result - truth).abs().max() < limit
+
+
+CONV = ((2, 16, 5, 7), (24, 16, 3, 3), ((1, 1), (1, 1), (1, 1), 1))
+DEPTHWISE = ((2, 24, 5, 7), (24, 1, 3, 3), ((1, 1), (1, 1), (1, 1), 24))
+NANS = {
+    "addend of a convolution": Case(*CONV, other=F32, binary="add", unary="relu"),
+    "addend in bf16": Case(*CONV, other=BF16, binary="add", dtype=S8),
+    "addend of a depthwise one": Case(*DEPTHWISE, other=F32, binary="add", unary="relu"),
+    "addend of a linear layer": Case((5, 40), (24, 40), other=F32, binary="add"),
+    "factor": Case((5, 40), (24, 40), other=F32, binary="mul", unary="relu", dtype=S8),
+    "weight": Case(*CONV, unary="relu"),
+    "weight of a depthwise one": Case(*DEPTHWISE, dtype=S8),
+    "row": Case((5, 40), (24, 40), x_dtype=S8, by_row=True, unary="relu"),
+    "row of floats": Case((5, 40), (24, 40), x_dtype=S8, by_row=True, unary="relu", dtype=F32),
+    "root": Case((5, 40), (24, 40), unary="sqrt"),
+}
+
+
+@pytest.mark.parametrize("name", NANS)
+def test_what_is_no_number_is_quantized_as_in_eager(name: str) -> None:
+    """To the integer 0, whatever the zero point is; floats stay NaN."""
+    case = NANS[name]
+    operands = make_operands(case)
+    if case.other is not None:
+        operands.other[:, ::3] = torch.nan
+    if name.startswith("weight"):
+        operands.weight_scale[::3] = torch.nan
+        operands.arrange()
+    if case.by_row:
+        operands.row_scales[::2] = torch.nan
+    reference = operands.in_kernels_layout(operands.by_reference())
+    floats = operands.by_reference(F32)
+    result = operands.by_kernel(torch.full_like(reference, 77))
+    assert 0.1 < floats.isnan().float().mean() < 0.9
+    if case.dtype == F32:
+        torch.testing.assert_close(result, reference, rtol=1e-5, atol=1e-5, equal_nan=True)
+        return
+    assert not result[floats.isnan()].any()
+    assert (result.int() - reference.int()).abs().max() <= 1  # ties
