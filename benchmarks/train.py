@@ -104,7 +104,7 @@ def image_case(name: str, batch: int) -> Case:
         words = {} if name == "resnet50" else {"dropout": 0.0}
         words |= {"stochastic_depth_prob": 0.0} if name == "efficientnet_b0" else {}
         made = torchvision.models.get_model(name, weights=None, **words)
-        if name == "vit_b_16":  # torchvision's head begins with zeros, behind which no gradient is
+        if name == "vit_b_16":  # its head is initialized to zeros, so no gradient would pass it
             nn.init.normal_(made.heads.head.weight, std=0.02)
         made, pixels, classes = damp_residual_branches(made), 224, 1000
     model: nn.Module = made.to(DEVICE).to(**LAST).train()
@@ -242,7 +242,8 @@ def measure(options: argparse.Namespace, case: Case, about: dict[str, str]) -> b
                 row["first step, s"] = round(time.monotonic() - begin, 2)
                 total, lines = profile_kernels(step, options.kernels)
                 row["kernels, ms"] = round(total, 3)
-                print(*(f"{peer}: {line}" for line in lines), sep="\n", flush=True)
+                for line in lines:
+                    print(f"{peer}: {line}", flush=True)
                 steps[peer] = step
         except Exception as error:  # one peer's fault is not the others'
             row["failed"] = f"{type(error).__name__}: {str(error).strip()[:500]}"

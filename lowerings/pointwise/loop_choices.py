@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch._dynamo.utils import counters
 from torch._inductor.choices import InductorChoices
 from torch._inductor.codegen.triton import FixedTritonConfig
@@ -69,7 +70,7 @@ class _Choices(InductorChoices):
             kernel_kwargs: arguments of the kernel.
         """
         default = super().triton_kernel_kwargs(kernel_cls, features, groups, kernel_kwargs)
-        if ROWS in self.on and row_reductions.is_wide(features):
+        if self._holds_rows(features):
             self._count(ROWS)
         tiling_and_tile = channel_tiles.find_tiling(features) if TILES in self.on else None
         if tiling_and_tile is None:
@@ -90,9 +91,13 @@ class _Choices(InductorChoices):
             cooperative_reduction: whether several programs share a row.
         """
         usual = InductorChoices.should_use_persistent_reduction(features, cooperative_reduction)
-        if usual or cooperative_reduction or ROWS not in self.on:
-            return usual
-        return row_reductions.is_wide(features)
+        return usual or (not cooperative_reduction and self._holds_rows(features))
+
+    def _holds_rows(self, features: Any) -> bool:
+        """Return whether a kernel holds wide rows in registers, as the user's options allow."""
+        options = torch._inductor.config.triton
+        is_free = options.persistent_reductions and not options.multi_kernel
+        return ROWS in self.on and is_free and row_reductions.is_wide(features)
 
     def _count(self, name: str) -> None:
         self.counts[name] += 1

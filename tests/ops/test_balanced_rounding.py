@@ -46,7 +46,8 @@ def test_errors_cancel_and_no_weight_is_off_by_a_step(layout, dtype):
     balanced, plain = (sum_errors(weight, w, channels).mean() for w in (rounded, nearest))
     few = weight.numel() // weight.shape[channels] < 10
     # What remains is up to half the step of the last weight that was changed.
-    assert balanced < plain * (1.0 if few else 0.2) or torch.equal(rounded, nearest)
+    if layout != "one weight a channel":  # whose nearest value nothing can balance
+        assert balanced < plain * (1.0 if few else 0.2)
     # Errors of single weights grow little, as weights near the middle of a step are changed.
     errors = [float((w.double() - weight).square().sum()) for w in (rounded, nearest)]
     assert errors[0] <= errors[1] * (1.5 if few else 1.05)
@@ -59,14 +60,15 @@ def test_weights_that_the_dtype_holds_stay():
 
 @pytest.mark.parametrize("odd", [float("inf"), float("-inf"), float("nan"), 3.3895e38, 1e-45])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_channel_with_odd_values_is_rounded_to_nearest_or_balanced_without_them(odd, dtype):
+def test_a_channel_with_odd_values_is_rounded_to_nearest(odd, dtype):
     torch.manual_seed(0)
     weight = torch.randn(2, 300, dtype=torch.float64)
     alone = round_balanced(weight, dtype, 0)[1]
     weight[0, 7] = odd
     rounded, nearest = round_balanced(weight, dtype, 0), weight.to(dtype)
-    torch.testing.assert_close(rounded[0, 7], nearest[0, 7], equal_nan=True, rtol=0, atol=0)
-    assert rounded[0].isfinite().eq(nearest[0].isfinite()).all()
+    assert rounded[0, 7].isnan() if odd != odd else rounded[0, 7] == nearest[0, 7]
+    if not nearest[0].isfinite().all():
+        torch.testing.assert_close(rounded[0], nearest[0], equal_nan=True, rtol=0, atol=0)
     assert torch.equal(rounded[1], alone)
 
 

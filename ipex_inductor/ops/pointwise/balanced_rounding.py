@@ -72,5 +72,5 @@ def _turn(exact: Tensor, rounded: Tensor, excess: Tensor) -> tuple[Tensor, Tenso
     outward = torch.signbit(rounded) == (excess > 0)
     turned = (rounded.view(torch.int16) + (2 * outward - 1).to(torch.int16)).view(rounded.dtype)
     steps = (turned.float() - rounded.float()).abs()
-    usable = (errors * excess > 0) & (rounded != 0) & steps.isfinite()
+    usable = (errors * excess > 0) & (rounded != 0) & steps.isfinite() & excess.isfinite()
     return turned, torch.where(usable, errors.abs() / steps, 0.0)

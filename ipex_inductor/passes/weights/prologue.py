@@ -147,11 +147,13 @@ def split(
         reason = f"{budget.refused} tensors are beyond weight_prologue_bytes={settings.limit}"
         report.add("missed", "weight preprocessing", f"{reason}: left in the graph")
     if not outputs:
+        _round_to_nearest(gm.graph)
         gm.recompile()
         return None
     programs = tuple(_program(part, outputs, weights) for part in parts)
     report.add("hoisted", "weight preprocessing", _summary(outputs, programs))
     _replace_by_inputs(gm.graph, placeholders[-1], outputs)
+    _round_to_nearest(gm.graph)
     gm.recompile()
     if settings.drops:
         programs = _mark_drops(programs, weights, report)
@@ -164,6 +166,16 @@ def split(
         tuple(range(count)),
         is_repeatable(gm.graph, {placeholders[i] for i in static_input_idxs if i < count}),
     )
+
+
+def _round_to_nearest(graph: torch.fx.Graph) -> None:
+    """Replace balanced rounding of weights that stayed in the graph: it is slow in each call."""
+    for node in graph.find_nodes(op="call_function", target=torch.ops.ipex.round_balanced.default):
+        with graph.inserting_before(node):
+            cast = graph.call_function(torch.ops.prims.convert_element_type.default, node.args[:2])
+        cast.meta = dict(node.meta)
+        node.replace_all_uses_with(cast)
+        graph.erase_node(node)
 
 
 def _arrange_weights(

@@ -83,9 +83,10 @@ def test_wide_rows_are_read_once(build_kernels):
         ("a10", False, {}),
         ("h200", False, {"rules": f"-{row_reductions.NAME}"}),
         ("h200", False, {"rules": "-*"}),
+        ("h200", False, {"triton.persistent_reductions": False}),
         ("h200", True, {}),
     ],
-    ids=["not measured", "off", "all off", "training"],
+    ids=["not measured", "off", "all off", "forbidden", "training"],
 )
 def test_else_they_are_read_as_inductor_reads_them(gpu, training, options, build_kernels):
     assert build_kernels((1280,), gpu, training, **options) == ([], {(1280, False)})

@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ipex_inductor import derived_memory
 from ipex_inductor.ops.conv.grouped import Blocks
-from ipex_inductor.passes.weights import program, weight_nodes, weight_snapshot
+from ipex_inductor.passes.weights import program, prologue, weight_nodes, weight_snapshot
 from ipex_inductor.reporting import decisions
 from support.helpers import Mlp
 
@@ -433,3 +434,28 @@ def test_a_packed_weight_that_only_a_program_reads_is_not_handed_over(in_code, d
     with torch.no_grad():
         model.inner.weight.mul_(2)
     torch.testing.assert_close(fn(x), model(x), rtol=2e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("limit", [-1, 0])
+def test_rounding_is_balanced_ahead_of_the_calls_alone(limit, monkeypatch):
+    """Where a bound leaves it in the graph, each call would compute it: a cast stands there."""
+
+    def fn(weight, x):
+        return x @ torch.ops.ipex.round_balanced(weight, torch.bfloat16, 0).t()
+
+    monkeypatch.setattr(weight_nodes.compat, "is_own_input", lambda node: True)
+    weight, x = torch.randn(16, 8), torch.randn(4, 8).bfloat16()
+    with torch.no_grad():
+        mode = FakeTensorMode()
+        gm = make_fx(fn)(*map(mode.from_tensor, (weight, x)))
+        fakes = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        parts = prologue.split(
+            gm, fakes, [0], decisions.GraphReport(), prologue.SplitSettings(limit=limit)
+        )
+        called = {node.target for node in gm.graph.nodes}
+        assert torch.ops.ipex.round_balanced.default not in called
+        if limit == 0:
+            result, expected = gm(weight, x), x @ weight.bfloat16().t()
+            assert (parts is None, torch.equal(result, expected)) == (True, True)
+        else:
+            assert len(parts.programs) == 1
