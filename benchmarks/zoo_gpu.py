@@ -10,7 +10,8 @@ is over 1.5 times the largest of the others gets no speed. Then the peers are re
 CUDA graphs: `device` is the median milliseconds of the device, `call` of a call that is waited for.
 `first` is the seconds of the first call, with empty caches.
 
-`--kernels N` also lists the N kernels of each peer that take most time, and their calls.
+`--kernels N` also lists the N kernels of each peer that take most time, their calls, and as many
+choices of kernels by `ours`.
 `--workers` compiles all networks beforehand in so many processes, for less time on the machine;
 then `first` is left out. `--draw` takes N networks at random from torchvision and timm instead of
 the table.
@@ -179,6 +180,9 @@ def measure(options: argparse.Namespace, about: dict[str, str], name: str, model
             events = [event for report in decisions.reports() for event in report.events]
             row["capture"] = [e.reason for e in events if e.subject == CAPTURE][-1:]
             row["fired"] = dict(Counter(e.subject for e in events if e.kind == "fired"))
+            choices = Counter(f"{e.subject}: {e.reason}" for e in events if e.kind == "choice")
+            for choice, number in choices.most_common(options.kernels):
+                print(f"{number:4} times {choice[:200]}", flush=True)
     others = [rows[peer]["error"] for peer in runs if peer != "ours"]
     allowed = FARTHER * max(others, default=math.inf)
     for peer in [p for p in runs if not rows[p]["error"] <= allowed]:  # NaN is wrong
