@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 
 import pytest
 import torch
@@ -195,6 +196,18 @@ HOW = [
 ]
 
 
+ARRAY = re.compile(r"^ *(?:static constexpr|const) int64_t (int_array_\d+)\[\] = (\{.*\});\n", re.M)
+
+
+def inline_arrays(text):
+    """Write the contents of arrays in a C++ wrapper where their names are.
+
+    Torch 2.11 shares arrays by the address of an object, so their numbers vary from run to run.
+    """
+    arrays = dict(ARRAY.findall(text))
+    return re.sub(r"\bint_array_\d+\b", lambda m: arrays.get(m[0], m[0]), ARRAY.sub("", text))
+
+
 @pytest.mark.parametrize(("grad", "dynamic", "dtype"), HOW)
 def test_what_we_cannot_improve_compiles_exactly_as_inductor(grad, dynamic, dtype):
     def code(backend):
@@ -211,7 +224,7 @@ def test_what_we_cannot_improve_compiles_exactly_as_inductor(grad, dynamic, dtyp
                 if grad:
                     y.sum().backward()
 
-        return code_of(step)
+        return [inline_arrays(text) for text in code_of(step)]
 
     plain = code("inductor")
     assert plain
