@@ -26,14 +26,13 @@ def may_measure(request: Request) -> bool:
     It has to be inference on one NVIDIA GPU that this process may use now, and the process must
     not have to be deterministic.
     """
-    is_inference = not (request.training or request.is_sharded)
     is_deterministic = torch.are_deterministic_algorithms_enabled() or request.option(
         "deterministic"
     )
-    if not (request.allows_first_call and is_inference) or is_deterministic:
+    if not request.allows_first_call or is_deterministic:
         return False
     on_one_gpu = [device.type for device in request.devices if device.type != "cpu"] == ["cuda"]
-    return on_one_gpu and torch.version.hip is None and _has_gpu_now(request)
+    return on_one_gpu and _has_gpu_now(request)
 
 
 def _has_gpu_now(request: Request) -> bool:

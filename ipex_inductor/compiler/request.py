@@ -138,13 +138,17 @@ class Request:
 
     @cached_property
     def allows_first_call(self) -> bool:
-        """Return True if the process and the options allow measuring kernels at the first call.
+        """Return True if graph, options and process allow measuring kernels at the first call.
 
-        Ranks of one model do not measure, as each could choose otherwise. The key contains this
-        value, so that no rank finds code that another process measured.
+        The graph has to be inference on NVIDIA GPUs. Ranks of one model do not measure, as each
+        could choose otherwise. The key contains this value, so that no rank finds code that another
+        process measured, and the option changes no key of other graphs.
         """
+        on_nvidia = any(d.type == "cuda" for d in self.devices) and torch.version.hip is None
+        is_inference = not (self.training or self.is_sharded)
         is_default = self.config.autotune == "auto" and not self.may_time
-        return self.config.autotune_first_call and is_default and not graph_cache.is_rank()
+        is_enabled = self.config.autotune_first_call and is_default and not graph_cache.is_rank()
+        return is_enabled and is_inference and on_nvidia
 
     @cached_property
     def policy(self) -> "Policy":

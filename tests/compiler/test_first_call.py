@@ -122,6 +122,18 @@ def test_the_key_says_that_it_may_be_measured_and_nothing_of_results():
 
 
 @torch.no_grad()
+def test_the_option_changes_no_key_of_graphs_that_are_not_measured():
+    """Else switching it would compile all graphs on CPUs, and all training, once more."""
+    weight = torch.ones(2, requires_grad=True)
+    for devices in ([CPU], [XPU]):
+        on, off = request(devices), request(devices, autotune_first_call=False)
+        assert field_of(on) == field_of(off), devices
+    with torch.enable_grad():
+        on, off = (request(inputs=[weight], autotune_first_call=v) for v in (True, False))
+        assert field_of(on) == field_of(off)
+
+
+@torch.no_grad()
 def test_a_rank_has_a_key_of_its_own(monkeypatch):
     """Else it could find code that another process measured on its host alone."""
     alone = field_of(request())
