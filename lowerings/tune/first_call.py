@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import cache_root
-from ipex_inductor.autotune import measure, timers
-from ipex_inductor.autotune.database import Records, Shard
+from ipex_inductor.autotune import database, measure, merging, timers
+from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.measure import Candidate, Clock, Judge, Runner
 from ipex_inductor.autotune.pool import Estimate, pool
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
@@ -49,6 +49,7 @@ LEAST_SHARE = 0.01  # of the estimated time of all ops with a choice: less is no
 MARGIN, SURE = 0.05, 3.0
 STAGES, MOST_BLOCKS = (1,), 2  # of a race, see `measure.race`
 MOST_SETS = 16  # of inputs
+MOST_FILES = 32  # of records: each process reads all of them, and each graph adds one
 FREE_SHARE = 0.25  # of the free memory that inputs and results may take
 
 
@@ -332,14 +333,16 @@ def _as_eager(device: torch.device) -> Iterator[None]:
 
 
 def _store(records: Sequence[Record]) -> None:
-    """Write records to the folder; without a usable folder, the next process measures again."""
-    if not records or not cache_root.ensure(folder()).usable:
+    """Write records to one file of the folder, and merge its files if there are too many.
+
+    Without a usable folder, the next process measures again.
+    """
+    records_folder = folder()
+    if not records or not cache_root.ensure(records_folder).usable:
         return
-    shard = Shard(folder())
     try:
-        for record in records:
-            shard.append(record)
-    except (OSError, ValueError) as error:
+        database.add(records_folder, records)
+        if sum(1 for _ in records_folder.glob(f"*{database.SUFFIX}")) > MOST_FILES:
+            merging.compact(records_folder)
+    except OSError as error:
         log.info("autotune: what the first call measured is not kept: %s", error)
-    finally:
-        shard.close()
