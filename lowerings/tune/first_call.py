@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,7 @@ from ipex_inductor.lowerings.tune import epilogue_stand_in as stand_in
 log = logging.getLogger("ipex_inductor")
 
 SOURCE = "measured at the first call"
+SPENT = "the budget of the first call is spent"
 FOLDER = "first_calls"  # beside the database of records in `home()`
 
 # The budget: a share of the compile time, of which these passes end the first part. The whole is
@@ -113,9 +115,9 @@ class FirstCall:
         records: list[Record] = []
         provenance = provenance_of(device)
         for key, offer in pending.items():
-            result: list[Outcome] | str = "the budget of the first call is spent"
-            if self.now() - start < budget:
-                result = self._try_problem(offer, device, budget - (self.now() - start))
+            result: list[Outcome] | str = SPENT
+            if (seconds := budget - (self.now() - start)) > 0:
+                result = self._try_problem(offer, device, seconds)
             if isinstance(result, str):
                 measured.reasons[key] = result
             else:
@@ -143,13 +145,15 @@ class FirstCall:
 
     def _measure_problem(
         self, offer: Offer, device: torch.device, deadline: float
-    ) -> list[Outcome]:
+    ) -> list[Outcome] | str:
         """Verify the library calls of a problem, time the right ones, and return the outcomes.
+
+        The result is a reason if verifying took until the deadline.
 
         Args:
             offer: problem and default.
             device: device to measure on.
-            deadline: time of `time.monotonic` at which the race ends.
+            deadline: time of `time.monotonic`, after which a race runs only its first rounds.
 
         Raises:
             ValueError: it would take too much memory, or the default could not be timed.
@@ -158,8 +162,11 @@ class FirstCall:
         calls = cheap_calls(problem)
         sets = _count_sets(problem, device)
         inputs = inputs_of(problem, device, seed=0)
-        judge = _judge(problem, inputs)
+        with _keep_from_searching():
+            judge = _judge(problem, inputs)
         outcomes, runners = _verify(problem, calls, inputs, judge)
+        if time.monotonic() >= deadline:
+            return SPENT
         buffers = [inputs, *([*map(measure.copy, inputs)] for _ in range(sets - 1))]
         clock = self.clock_of(device)
         measure.race(
@@ -321,6 +328,23 @@ def _release_memory(device: torch.device) -> None:
     """Give the memory of inputs and results back to the device."""
     if device.type != "cpu":
         getattr(torch, device.type).empty_cache()
+
+
+@contextlib.contextmanager
+def _keep_from_searching() -> Iterator[None]:
+    """Let cuDNN choose by its heuristics, as its search costs more than a reference needs.
+
+    `torch.backends.cudnn.flags` would change other settings too.
+    """
+    cudnn: Any = torch.backends.cudnn
+    is_searching = cudnn.benchmark
+    if is_searching:
+        cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        if is_searching:
+            cudnn.benchmark = True
 
 
 @contextlib.contextmanager
