@@ -16,7 +16,7 @@ GPU, CPU, XPU = (torch.device(name) for name in ("cuda:0", "cpu", "xpu:0"))
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    """A GPU that torch says is here."""
+    """Make torch report a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(graph_cache, "is_rank", lambda: False)
