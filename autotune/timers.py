@@ -136,18 +136,28 @@ class QueuedClock(EventClock):
         return lambda: self._time_between_events(body) / len(calls)
 
     def _time_between_events(self, body: Any) -> float:
-        """Return the microseconds of `body` on the device, which starts once all is submitted."""
-        while True:
+        """Return the microseconds of `body` on the device, which starts once all is submitted.
+
+        Raises `RuntimeError` if it starts earlier however long it is held up: the time would
+        contain the host's.
+        """
+        cycles = self._cycles
+        while cycles <= MOST_CYCLES:
             start, end = (self._device.Event(enable_timing=True) for _ in range(2))
-            self._device._sleep(self._cycles)
+            self._device._sleep(cycles)
             start.record()
             body()
             end.record()
             started_early = start.query()
             end.synchronize()
-            if not started_early or self._cycles >= MOST_CYCLES:
+            if not started_early:
+                self._cycles = cycles
                 return float(start.elapsed_time(end)) * 1e3
-            self._cycles *= 2
+            cycles *= 2
+        raise RuntimeError(
+            "the device ran calls before the host had submitted all of them: the host is busy, or "
+            "a call waits for the device"
+        )
 
 
 def queued_clock_of(device: torch.device) -> Clock:

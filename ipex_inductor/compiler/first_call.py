@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch._subclasses import FakeTensor
 
-from ipex_inductor.compiler.graph_cache import is_rank
 from ipex_inductor.compiler.request import Request
 
 if TYPE_CHECKING:
@@ -24,19 +23,16 @@ def start_first_call(request: Request) -> "FirstCall | None":
 def may_measure(request: Request) -> bool:
     """Return whether the kernels of a graph may be measured while it compiles.
 
-    It has to be inference on one NVIDIA GPU that this process may use now. Ranks of one model do
-    not measure, as each could choose otherwise; nor does a process that has to be deterministic.
+    It has to be inference on one NVIDIA GPU that this process may use now, and the process must
+    not have to be deterministic.
     """
-    config = request.config
-    is_default = config.autotune_first_call and config.autotune == "auto" and not request.may_time
-    is_inference = not (request.training or request.is_sharded)
     is_deterministic = torch.are_deterministic_algorithms_enabled() or request.option(
         "deterministic"
     )
-    if not (is_default and is_inference) or is_deterministic:
+    if not request.allows_first_call or is_deterministic:
         return False
     on_one_gpu = [device.type for device in request.devices if device.type != "cpu"] == ["cuda"]
-    return on_one_gpu and torch.version.hip is None and _has_gpu_now(request) and not is_rank()
+    return on_one_gpu and _has_gpu_now(request)
 
 
 def _has_gpu_now(request: Request) -> bool:

@@ -137,6 +137,20 @@ class Request:
         return bool(max_autotune) and not self.option("deterministic")
 
     @cached_property
+    def allows_first_call(self) -> bool:
+        """Return True if graph, options and process allow measuring kernels at the first call.
+
+        The graph has to be inference on NVIDIA GPUs. Ranks of one model do not measure, as each
+        could choose otherwise. The key contains this value, so that no rank finds code that another
+        process measured, and the option changes no key of other graphs.
+        """
+        on_nvidia = any(d.type == "cuda" for d in self.devices) and torch.version.hip is None
+        is_inference = not (self.training or self.is_sharded)
+        is_default = self.config.autotune == "auto" and not self.may_time
+        is_enabled = self.config.autotune_first_call and is_default and not graph_cache.is_rank()
+        return is_enabled and is_inference and on_nvidia
+
+    @cached_property
     def policy(self) -> "Policy":
         """Return the policy of kernel selection: its database, timing, tables and predictor."""
         from ipex_inductor.lowerings.select import selection
@@ -225,7 +239,7 @@ class Request:
             "tables": tuple(self.tables.items()),
             "leaves": self.may_time,
             # Not what was measured there: an entry keeps it, and a prebuilt one serves as well.
-            "first_call": self.config.autotune_first_call,
+            "first_call": self.allows_first_call,
         }
 
     def key(

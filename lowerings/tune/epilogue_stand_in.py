@@ -4,7 +4,7 @@ A library call without an epilogue is followed by one kernel of Inductor's, whic
 the addend and applies the activation. Its time is that of the bytes it moves: it reads the product
 and the addend and writes the result. One eager kernel in place moves the same bytes, so it stands
 in for it without being compiled. Inductor's may take longer, as for an activation that computes
-much. So the stand-in favors the default, which is the only kind of call that it is fair to favor.
+much. The stand-in may be too fast, never too slow, so an error keeps the default.
 """
 
 from collections.abc import Sequence

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ipex_inductor import compat
 from ipex_inductor.aot_cache import cache_root
-from ipex_inductor.autotune import measure, timers
-from ipex_inductor.autotune.database import Records, Shard
+from ipex_inductor.autotune import database, measure, merging, timers
+from ipex_inductor.autotune.database import Records
 from ipex_inductor.autotune.measure import Candidate, Clock, Judge, Runner
 from ipex_inductor.autotune.pool import Estimate, pool
 from ipex_inductor.autotune.record import Choice, Outcome, Problem, Record, encode
@@ -39,6 +40,7 @@ from ipex_inductor.lowerings.tune import epilogue_stand_in as stand_in
 log = logging.getLogger("ipex_inductor")
 
 SOURCE = "measured at the first call"
+SPENT = "the budget of the first call is spent"
 FOLDER = "first_calls"  # beside the database of records in `home()`
 
 # The budget: a share of the compile time, of which these passes end the first part. The whole is
@@ -49,6 +51,7 @@ LEAST_SHARE = 0.01  # of the estimated time of all ops with a choice: less is no
 MARGIN, SURE = 0.05, 3.0
 STAGES, MOST_BLOCKS = (1,), 2  # of a race, see `measure.race`
 MOST_SETS = 16  # of inputs
+MOST_FILES = 32  # of records: each process reads all of them, and each graph adds one
 FREE_SHARE = 0.25  # of the free memory that inputs and results may take
 
 
@@ -112,9 +115,9 @@ class FirstCall:
         records: list[Record] = []
         provenance = provenance_of(device)
         for key, offer in pending.items():
-            result: list[Outcome] | str = "the budget of the first call is spent"
-            if self.now() - start < budget:
-                result = self._try_problem(offer, device, budget - (self.now() - start))
+            result: list[Outcome] | str = SPENT
+            if (seconds := budget - (self.now() - start)) > 0:
+                result = self._try_problem(offer, device, seconds)
             if isinstance(result, str):
                 measured.reasons[key] = result
             else:
@@ -142,13 +145,15 @@ class FirstCall:
 
     def _measure_problem(
         self, offer: Offer, device: torch.device, deadline: float
-    ) -> list[Outcome]:
+    ) -> list[Outcome] | str:
         """Verify the library calls of a problem, time the right ones, and return the outcomes.
+
+        The result is a reason if verifying took until the deadline.
 
         Args:
             offer: problem and default.
             device: device to measure on.
-            deadline: time of `time.monotonic` at which the race ends.
+            deadline: time of `time.monotonic`, after which a race runs only its first rounds.
 
         Raises:
             ValueError: it would take too much memory, or the default could not be timed.
@@ -157,8 +162,11 @@ class FirstCall:
         calls = cheap_calls(problem)
         sets = _count_sets(problem, device)
         inputs = inputs_of(problem, device, seed=0)
-        judge = _judge(problem, inputs)
+        with _keep_from_searching():
+            judge = _judge(problem, inputs)
         outcomes, runners = _verify(problem, calls, inputs, judge)
+        if time.monotonic() >= deadline:
+            return SPENT
         buffers = [inputs, *([*map(measure.copy, inputs)] for _ in range(sets - 1))]
         clock = self.clock_of(device)
         measure.race(
@@ -323,6 +331,23 @@ def _release_memory(device: torch.device) -> None:
 
 
 @contextlib.contextmanager
+def _keep_from_searching() -> Iterator[None]:
+    """Let cuDNN choose by its heuristics, as its search costs more than a reference needs.
+
+    `torch.backends.cudnn.flags` would change other settings too.
+    """
+    cudnn: Any = torch.backends.cudnn
+    is_searching = cudnn.benchmark
+    if is_searching:
+        cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        if is_searching:
+            cudnn.benchmark = True
+
+
+@contextlib.contextmanager
 def _as_eager(device: torch.device) -> Iterator[None]:
     """Run torch's calls on real tensors of a device, without tracing, autocast or gradients."""
     autocast = torch.autocast(device.type, enabled=False)
@@ -332,14 +357,16 @@ def _as_eager(device: torch.device) -> Iterator[None]:
 
 
 def _store(records: Sequence[Record]) -> None:
-    """Write records to the folder; without a usable folder, the next process measures again."""
-    if not records or not cache_root.ensure(folder()).usable:
+    """Write records to one file of the folder, and merge its files if there are too many.
+
+    Without a usable folder, the next process measures again.
+    """
+    records_folder = folder()
+    if not records or not cache_root.ensure(records_folder).usable:
         return
-    shard = Shard(folder())
     try:
-        for record in records:
-            shard.append(record)
-    except (OSError, ValueError) as error:
+        database.add(records_folder, records)
+        if sum(1 for _ in records_folder.glob(f"*{database.SUFFIX}")) > MOST_FILES:
+            merging.compact(records_folder)
+    except OSError as error:
         log.info("autotune: what the first call measured is not kept: %s", error)
-    finally:
-        shard.close()

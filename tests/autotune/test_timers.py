@@ -2,7 +2,7 @@
 
 import pytest
 
-from ipex_inductor.autotune.timers import QueuedClock
+from ipex_inductor.autotune.timers import MOST_CYCLES, QueuedClock
 
 pytestmark = pytest.mark.unit
 
@@ -15,10 +15,10 @@ class Device:
 
     def __init__(self):
         self.host = self.busy_until = 0.0
-        self.slept, self.waited = [], 0
+        self.slept, self.waited, self.submit = [], 0, SUBMIT
 
     def run(self, inputs):
-        self.host += SUBMIT
+        self.host += self.submit
         self.busy_until = max(self.host, self.busy_until) + TAKES
 
     def synchronize(self):
@@ -64,13 +64,26 @@ def test_calls_are_held_up_longer_if_the_device_was_early():
     assert device.slept == sorted(device.slept)
 
 
-def test_what_waits_for_the_device_itself_is_timed_as_it_is():
-    """It would be early however long it is held up."""
+def test_what_waits_for_the_device_itself_cannot_be_timed():
+    """It would be early however long it is held up, and its time would contain the host's."""
     device = Device()
 
     def run(inputs):
         device.run(inputs)
         device.synchronize()
 
-    round = QueuedClock(device).prepare(run, [[1]])
-    assert round() >= TAKES
+    clock = QueuedClock(device)
+    with pytest.raises(RuntimeError, match="before the host had submitted all of them"):
+        clock.prepare(run, [[1]])
+    assert max(device.slept) <= MOST_CYCLES
+    assert clock.prepare(device.run, [[1]])() == pytest.approx(TAKES)
+    assert device.slept[-1] < MOST_CYCLES / 10, "the next call is held up no longer"
+
+
+def test_a_host_that_is_too_slow_gives_no_time():
+    """More launches would take longer then, though the device runs them as fast."""
+    device = Device()
+    round = QueuedClock(device).prepare(device.run, [[1]])
+    device.submit = 2 * MOST_CYCLES / RATE
+    with pytest.raises(RuntimeError, match="the host is busy"):
+        round()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
-from ipex_inductor.compiler import first_call
+from ipex_inductor.compiler import first_call, graph_cache
 from ipex_inductor.compiler.compile_context import CompileContext
 from ipex_inductor.compiler.request import Request
 from ipex_inductor.config import resolve
@@ -16,10 +16,10 @@ GPU, CPU, XPU = (torch.device(name) for name in ("cuda:0", "cpu", "xpu:0"))
 
 @pytest.fixture(autouse=True)
 def gpu(monkeypatch):
-    """A GPU that torch says is here."""
+    """Make torch report a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(first_call, "is_rank", lambda: False)
+    monkeypatch.setattr(graph_cache, "is_rank", lambda: False)
 
 
 def request(devices=(GPU,), inputs=(), mode=None, **options):
@@ -29,6 +29,12 @@ def request(devices=(GPU,), inputs=(), mode=None, **options):
     found = Request(gm, list(inputs), config)
     found.__dict__["devices"] = {*devices}  # of cached properties
     return found
+
+
+def field_of(request):
+    """Return what the key of a request says of first calls."""
+    request.__dict__["places"] = {CPU}
+    return request.identity_fields({})["first_call"]
 
 
 @torch.no_grad()
@@ -74,7 +80,7 @@ def test_states_of_the_process_that_rule_it_out(monkeypatch):
         (torch.cuda, "is_available", False),
         (torch.cuda, "is_current_stream_capturing", True),
         (torch, "are_deterministic_algorithms_enabled", True),
-        (first_call, "is_rank", True),
+        (graph_cache, "is_rank", True),
     ):
         with monkeypatch.context() as changed:
             changed.setattr(owner, name, lambda value=value: value)
@@ -112,8 +118,25 @@ def test_the_key_says_that_it_may_be_measured_and_nothing_of_results():
     on, off, fake = request(), request(autotune_first_call=False), None
     with FakeTensorMode():
         fake = request(inputs=[torch.empty(2)])
-    keys = []
-    for each in (on, off, fake):
-        each.__dict__["places"] = {CPU}
-        keys.append(each.identity_fields({})["first_call"])
-    assert keys == [True, False, True]
+    assert [*map(field_of, (on, off, fake))] == [True, False, True]
+
+
+@torch.no_grad()
+def test_the_option_changes_no_key_of_graphs_that_are_not_measured():
+    """Else switching it would compile all graphs on CPUs, and all training, once more."""
+    weight = torch.ones(2, requires_grad=True)
+    for devices in ([CPU], [XPU]):
+        on, off = request(devices), request(devices, autotune_first_call=False)
+        assert field_of(on) == field_of(off), devices
+    with torch.enable_grad():
+        on, off = (request(inputs=[weight], autotune_first_call=v) for v in (True, False))
+        assert field_of(on) == field_of(off)
+
+
+@torch.no_grad()
+def test_a_rank_has_a_key_of_its_own(monkeypatch):
+    """Else it could find code that another process measured on its host alone."""
+    alone = field_of(request())
+    monkeypatch.setattr(graph_cache, "is_rank", lambda: True)
+    assert field_of(request()) != alone
+    assert field_of(request()) == field_of(request(autotune_first_call=False))

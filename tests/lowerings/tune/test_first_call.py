@@ -1,6 +1,9 @@
 """Library calls measured at a first call: which, for how long, what wins, and what is kept."""
 
 import dataclasses
+import os
+import stat
+import time
 
 import pytest
 import torch
@@ -19,6 +22,8 @@ pytestmark = pytest.mark.unit
 CPU = torch.device("cpu")
 PLAIN, RELU, PRODUCT = "aten.convolution", "cudnn.convolution_relu", "aten.mm"
 ACTIVATION = "cublaslt.addmm_activation"
+CALLS = (PLAIN, RELU, PRODUCT, ACTIVATION, "cudnn.convolution_add_relu")
+ALIKE = dict.fromkeys(CALLS, 9.0)
 
 
 @pytest.fixture(autouse=True)
@@ -177,18 +182,50 @@ def test_a_last_row_that_is_wrong_is_seen(timed, monkeypatch):
 
 
 def test_the_budget_is_a_share_of_the_compile_time(timed):
-    """Each problem takes a second by this clock; half a minute was spent on compiling."""
-    seconds = iter(range(1000, 2000))
+    """Each problem takes two seconds by this clock, of 7.8."""
+    seconds = iter(range(1000, 2000, 2))
     lines = [CONV["3x3"], CONV["1x1"], CONV["3x3 add"], CONV["1x1 add"]]
-    times = dict.fromkeys([PLAIN, RELU, PRODUCT, ACTIVATION, "cudnn.convolution_add_relu"], 9.0)
-    measured, _ = timed(lines, times, compiled_for=20.0, now=lambda: float(next(seconds)))
-    # The clock is read once to start, and twice for a problem.
+    # The clock is read once to compute `began`, once to start, and once for a problem.
+    measured, _ = timed(lines, ALIKE, compiled_for=24.0, now=lambda: float(next(seconds)))
     assert len(measured.selections) == 3
     assert [*measured.reasons.values()] == ["the budget of the first call is spent"]
     assert "3 of 4 problems" in measured.summary
-    nothing, clock = timed([LINEAR], times, compiled_for=0.0)
+    nothing, clock = timed([LINEAR], ALIKE, compiled_for=0.0)
     assert not nothing.selections
     assert not clock.timed
+
+
+def test_a_problem_is_not_timed_if_verifying_it_took_the_budget(timed, monkeypatch):
+    verify, monotonic = first_call._verify, time.monotonic
+
+    def verify_slowly(*args):
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 1000.0)
+        return verify(*args)
+
+    monkeypatch.setattr(first_call, "_verify", verify_slowly)
+    measured, clock = timed([CONV["3x3"]], ALIKE)
+    assert not clock.timed
+    assert [*measured.reasons.values()] == ["the budget of the first call is spent"]
+    assert not first_call.folder().exists()
+
+
+def test_the_reference_is_computed_without_a_search_of_cudnn(timed, monkeypatch):
+    """Candidates run as in the compiled graph, and afterwards all settings are as before."""
+    cudnn, searching = torch.backends.cudnn, []
+    for name in ("_judge", "_verify"):
+        compute = getattr(first_call, name)
+
+        def note(*args, compute=compute):
+            searching.append(cudnn.benchmark)
+            return compute(*args)
+
+        monkeypatch.setattr(first_call, name, note)
+    for benchmark in (True, False):
+        monkeypatch.setattr(cudnn, "benchmark", benchmark)
+        before = compat.cudnn_settings()
+        timed([CONV["3x3"] if benchmark else CONV["1x1"]], ALIKE)
+        assert compat.cudnn_settings() == before
+    assert searching == [False, True, False, False]
 
 
 def test_what_takes_most_time_is_measured_first(timed, monkeypatch):
@@ -245,6 +282,28 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(timed):
     assert clock.timed
     assert names(measured) == [PLAIN]
     assert len([*Records(first_call.folder())]) == 1
+
+
+def test_a_graph_adds_one_file_with_one_wait_for_the_disk(timed, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_mode) or fsync(fd))
+    timed([CONV["3x3"], CONV["1x1"]], ALIKE)
+    assert len([*Records(first_call.folder())]) == 2
+    assert len([*first_call.folder().iterdir()]) == 1
+    assert len([*filter(stat.S_ISREG, synced)]) == 1
+
+
+def test_many_files_are_merged_and_no_record_is_lost(timed, monkeypatch):
+    monkeypatch.setattr(first_call, "MOST_FILES", 2)
+    lines = [CONV["3x3"], CONV["1x1"], CONV["3x3 add"], CONV["1x1 add"]]
+    counts = []
+    for line in lines:
+        timed([line], ALIKE)
+        counts.append(len([*first_call.folder().iterdir()]))
+    assert counts == [1, 2, 1, 2]
+    again, clock = timed(lines, {})
+    assert not clock.timed
+    assert len(again.selections) == len(lines)
 
 
 def test_it_runs_under_the_modes_of_a_compilation(timed):
