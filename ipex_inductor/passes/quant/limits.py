@@ -72,7 +72,8 @@ def check_product(node: Node, product: Product, x: Quantized, weight: Quantized)
     if kind not in CHECKS:
         raise Refused(f"no int8 kernel for {kind} yet: it is computed as a float")
     if value.dtype not in INTEGERS or weight_value.dtype != torch.int8:
-        raise Refused(f"kernels take 8-bit activations and int8 weights, not {value.dtype}")
+        dtypes = f"{value.dtype} and {weight_value.dtype}"
+        raise Refused(f"kernels take 8-bit activations and int8 weights, not {dtypes}")
     if x.by_row and (product.window is not None or value.dtype != torch.int8):
         raise Refused("scales of rows are for linear layers on int8")
     if x.by_row and not is_zero(x.zero_point):
@@ -105,11 +106,11 @@ def _check_on_cpu(product: Product, x: torch.Tensor, weight: Quantized) -> None:
         raise Refused(f"kernels have no {product.name}")
     if product.window is None:
         return
-    if x.dim() != weight_value.dim() or x.dim() not in (4, 5):
-        raise Refused("kernels are for batches over two or three dimensions")
     is_alone = is_depthwise(weight_value.shape, product.window[-1])
     if is_alone and weight_value.shape[-1] > LONGEST_ROW:
         raise Refused(f"kernels of depthwise convolutions have rows of {LONGEST_ROW} taps at most")
+    if x.dim() != weight_value.dim() or x.dim() not in (4, 5):
+        raise Refused("kernels are for batches over two or three dimensions")
 
 
 def _check_on_gpu(product: Product, x: torch.Tensor, weight: Quantized) -> None:

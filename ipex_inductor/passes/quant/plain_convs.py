@@ -9,6 +9,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.passes.engine.packable import find_symbols
 from ipex_inductor.passes.engine.source import user_line
 from ipex_inductor.passes.engine.whole_ops import compute_value, keep_strides
+from ipex_inductor.passes.quant.limits import Product, Refused, check_addend, check_product
 from ipex_inductor.passes.quant.values import Quantized, Reader, make_zeros, read_weight
 from ipex_inductor.reporting.decisions import GraphReport
 
@@ -39,7 +41,7 @@ def restate_convs(
     """
     reader = Reader(graph)
     for node in list(graph.nodes):
-        args = _arguments(node)
+        args = read_conv(node)
         if args is None or not (args.transposed or len(args.stride) == 1):
             continue
         weight = read_weight(args.weight)
@@ -48,22 +50,34 @@ def restate_convs(
         reason = why_not(node.meta["val"].device) or _why_not(node, args, weight)
         if not reason:
             with graph.inserting_before(node):
-                _Restated(graph, node, args, weight).replace()
-        elif args.transposed:
+                reason = _Restated(graph, node, args, weight).replace(reader)
+        if reason and args.transposed:
             report.add("missed", TRANSPOSED, reason, user_line(node))
     graph.eliminate_dead_code()
 
 
-def _arguments(node: Node) -> ConvArgs | None:
-    """Return a convolution's arguments as those of `ipex::conv`, None for another node."""
+def read_conv(node: Node) -> ConvArgs | None:
+    """Return a convolution's arguments as those of `ipex::conv`, None for another node.
+
+    Each dimension has its own stride, padding and dilation: one number may stand for all.
+    """
     if node.target is ipex.conv.default:
         args = ConvArgs.of(node)
-        return None if args.packed else args
-    if node.target is aten.convolution.default:
+    elif node.target is aten.convolution.default:
         x, weight, bias, *window = node.args
         arguments: Any = (x, weight, bias, None, *window, "none", "none", [])
-        return ConvArgs(*arguments)
-    return None
+        args = ConvArgs(*arguments)
+    else:
+        return None
+    if args.packed:
+        return None
+    dims = args.weight.meta["val"].dim() - 2
+    return args._replace(
+        stride=_each(args.stride, dims),
+        padding=_each(args.padding, dims),
+        dilation=_each(args.dilation, dims),
+        output_padding=_each(args.output_padding, dims),
+    )
 
 
 def _why_not(node: Node, args: ConvArgs, weight: Quantized) -> str | None:
@@ -74,12 +88,12 @@ def _why_not(node: Node, args: ConvArgs, weight: Quantized) -> str | None:
         return f"no int8 kernel for {value.device.type} yet: it is computed as a float"
     if reason := find_symbols(**window, weight=list(weight.integers.meta["val"].shape)):
         return reason
+    if weight.axis not in (None, int(args.transposed)):
+        return "the weight has no scale of each output channel"
     if not args.transposed:
         return None
-    if value.dtype not in (torch.float32, torch.bfloat16):
-        return f"kernels have no results in {value.dtype}"
-    if weight.axis not in (None, 1) or weight.zero_point is not None:
-        return "the weight has no scale of each output channel, or has zero points"
+    if weight.zero_point is not None:
+        return "the weight of a transposed convolution has zero points"
     if {*args.dilation} != {1}:
         return "kernels of transposed convolutions have no dilation"
     if args.binary != "none":
@@ -87,15 +101,15 @@ def _why_not(node: Node, args: ConvArgs, weight: Quantized) -> str | None:
     taps = weight.integers.meta["val"].shape[2:]
     if any(
         pad // step > -(-size // step) - 1
-        for pad, step, size in zip(_each(args.padding, taps), args.stride, taps, strict=True)
+        for pad, step, size in zip(args.padding, args.stride, taps, strict=True)
     ):
         return "the padding leaves out whole pixels of the input"
     return None
 
 
-def _each(values: Sequence[int], dims: Sequence[int]) -> list[int]:
-    """Return a number of each dimension: one number comes alone for all."""
-    return [*values] * (len(dims) if len(values) == 1 else 1)
+def _each(values: Sequence[int], dims: int) -> list[int]:
+    """Return one number for each dimension; a single number stands for all."""
+    return [*values] * (dims if len(values) == 1 else 1)
 
 
 class _Restated:
@@ -115,15 +129,26 @@ class _Restated:
         self.moves: list[tuple[Any, tuple[Any, ...]]] = []  # of the result, in order
         self.ends: list[tuple[int, int]] = []  # pixels more at both ends of each dimension
 
-    def replace(self) -> None:
-        """Replace the convolution by a plain one over two dimensions and moves of its result."""
+    def replace(self, reader: Reader) -> str | None:
+        """Replace the convolution by a plain one and moves of its result; return why not, or None.
+
+        Nodes of a plain convolution that no kernel serves are dead code.
+
+        Args:
+            reader: finds integers behind nodes of the graph.
+        """
         if self.args.transposed:
             self._join_phases()
         if len(self.args.stride) == 1:
             self._add_dimension()
+        x = reader.read(self.args.x)
         self._pad()
         value = self._dequantize()
         result = self.call(ipex.conv.default, *self.args._replace(weight=value))
+        try:
+            self._check(result, x, reader)
+        except Refused as refusal:
+            return str(refusal)
         result.meta = {**self.node.meta, "val": result.meta["val"]}
         for target, rest in self.moves:
             result = self.call(target, result, *rest)
@@ -132,6 +157,19 @@ class _Restated:
         result.meta["val"] = promised
         keep_strides(self.graph, result)
         self.graph.erase_node(self.node)
+        return None
+
+    def _check(self, result: Node, x: Quantized | None, reader: Reader) -> None:
+        """Raise `Refused` if no kernel serves the plain convolution."""
+        if x is None:
+            raise Refused("scales of rows are for linear layers")
+        args = self.args
+        window = args.stride, args.padding, args.dilation, args.groups
+        words = args.binary, args.unary, tuple(args.scalars)
+        product = Product(args.x, args.weight, args.bias, args.other, window, *words)
+        check_product(result, product, x, self.weight)
+        other = reader.read(args.other) if args.binary == "add" else None
+        check_addend(result, args.other if other is None or other.by_row else other.integers)
 
     def call(self, target: Any, *args: Any) -> Node:
         """Return a new call with its fake value."""
@@ -142,7 +180,7 @@ class _Restated:
     def _dequantize(self) -> Node:
         """Return the dequantized form of the new weight."""
         weight, scale, zeros = self.weight, self.weight.scale, self.weight.zero_point
-        bounds = weight.least, weight.most, torch.int8
+        bounds = weight.least, weight.most, weight.integers.meta["val"].dtype
         words: tuple[Any, ...]
         if zeros is None:
             is_node = isinstance(scale, Node)
@@ -160,13 +198,8 @@ class _Restated:
     def _join_phases(self) -> None:
         """Make a transposed convolution a plain one of all pixels that one step computes."""
         args, taps = self.args, self.weight.integers.meta["val"].shape[2:]
-        groups, stride, outs = (
-            args.groups,
-            [*args.stride],
-            self.weight.integers.meta["val"].shape[1],
-        )
-        padding, more = _each(args.padding, taps), _each(args.output_padding, taps)
-        axes = [*zip(taps, stride, padding, more, strict=True)]
+        groups, outs = args.groups, self.weight.integers.meta["val"].shape[1]
+        axes = [*zip(taps, args.stride, args.padding, args.output_padding, strict=True)]
         reach = [-(-size // step) for size, step, _, _ in axes]
         begins = [n - 1 - axis[2] // axis[1] for n, axis in zip(reach, axes, strict=True)]
         # The last pixel is in step (size - 1) + (taps - 1 - padding + more) // stride.
@@ -264,11 +297,7 @@ class _Restated:
         def widen(node: Any) -> Any:
             return None if node is None else self.call(aten.unsqueeze.default, node, 2)
 
-        integers = widen(weight.integers)
-        axis = None if weight.axis is None else 0
-        self.weight = Quantized(
-            integers, weight.scale, weight.zero_point, weight.least, weight.most, axis
-        )
+        self.weight = replace(weight, integers=widen(weight.integers))
         self.ends = [(0, 0), *self.ends]
         self.args = args._replace(
             x=widen(args.x),

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ipex_inductor.ops.conv.conv import ConvArgs
 from ipex_inductor.ops.gemm.linear import LinearArgs
 from ipex_inductor.ops.quant.int8_borders import edges_of
 from ipex_inductor.ops.quant.int8_operands import INTEGERS, SHIFT
@@ -25,7 +24,7 @@ from ipex_inductor.passes.quant.limits import (
     check_addend,
     check_product,
 )
-from ipex_inductor.passes.quant.plain_convs import restate_convs
+from ipex_inductor.passes.quant.plain_convs import read_conv, restate_convs
 from ipex_inductor.passes.quant.values import (
     CASTS,
     Quantized,
@@ -357,28 +356,13 @@ def _value(node: Any) -> Any:
     return node.meta["val"]
 
 
-def _of_convolution(node: Node) -> Product | None:
-    x, weight, bias, *window = node.args
-    stride, padding, dilation, transposed, _, groups = window
-    if transposed:
-        return None
-    return Product(
-        x, weight, bias, None, (stride, _repeat_padding(padding, stride), dilation, groups)
-    )
-
-
 def _of_conv(node: Node) -> Product | None:
-    args = ConvArgs.of(node)
-    if args.transposed or args.packed:
+    args = read_conv(node)
+    if args is None or args.transposed:
         return None
-    window = (args.stride, _repeat_padding(args.padding, args.stride), args.dilation, args.groups)
+    window = args.stride, args.padding, args.dilation, args.groups
     words = (args.binary, args.unary, tuple(args.scalars))
     return Product(args.x, args.weight, args.bias, args.other, window, *words)
-
-
-def _repeat_padding(padding: Any, stride: Any) -> Any:
-    """Return the padding of each dimension: "valid" comes as one zero."""
-    return list(padding) * len(stride) if len(padding) == 1 else padding
 
 
 def _of_linear(node: Node) -> Product | None:
@@ -402,7 +386,7 @@ def _of_mm(node: Node) -> Product | None:
 
 
 READERS: dict[Any, Callable[[Node], Product | None]] = {
-    aten.convolution.default: _of_convolution,
+    aten.convolution.default: _of_conv,
     aten.addmm.default: _of_addmm,
     aten.mm.default: _of_mm,
     ipex.conv.default: _of_conv,

@@ -127,7 +127,7 @@ class Program:
 
     @functools.cached_property
     def _last_reads(self) -> tuple[tuple[int, ...], ...]:
-        """The values that no step behind one reads and that are no results, for each step.
+        """Return, for each step, the values that no later step reads and that are not results.
 
         Temporaries of a weight take several times its memory, so each is freed behind its reader.
         """
