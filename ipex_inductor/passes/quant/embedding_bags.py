@@ -82,10 +82,10 @@ def _insert_call(graph: torch.fx.Graph, bag: Node, table: Quantized) -> None:
     with graph.inserting_before(bag):
         scales = table.scale
         if not isinstance(scales, Node):
-            scales = graph.call_function(
-                aten.full.default, ([rows], scales), {"dtype": torch.float32, "device": "cpu"}
-            )
-            scales.meta["val"] = compute_value(scales)
+            number, options = scales, dict[str, Any](dtype=torch.float32, device="cpu")
+            scales = graph.call_function(aten.full.default, ([rows], number), options)
+            with table.integers.meta["val"].fake_mode:
+                scales.meta["val"] = torch.full([rows], number, **options)
         elif table.axis is None:
             scales = add(aten.expand.default, add(aten.reshape.default, scales, [1]), [rows])
         weights = call.per_sample_weights

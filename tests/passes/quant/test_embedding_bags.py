@@ -14,6 +14,7 @@ from ipex_inductor.reporting import decisions
 from ipex_inductor.templates.cpu import int8
 from support.helpers import code_of
 from support.int8_nets import QUANTIZED, dequantized_weight
+from support.rewritten import count, rewrite
 
 pytestmark = pytest.mark.skipif(int8.why_not() is not None, reason=f"{int8.why_not()}")
 ROWS, COLUMNS = 50, 21  # columns are no whole number of vectors
@@ -117,6 +118,23 @@ def test_generated_code_reads_integers() -> None:
             torch.testing.assert_close(result, expected, rtol=2**-6, atol=2**-5)
         with pytest.raises(Exception, match="no row of the table"):
             run(indices + ROWS, offsets, weights)
+
+
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_a_table_may_have_one_scale(kind: str) -> None:
+    op = getattr(QUANTIZED.dequantize_per_tensor, "default" if kind == "number" else kind)
+
+    def run(integers: Tensor, indices: Tensor, offsets: Tensor) -> Tensor:
+        zeros = torch.zeros((), dtype=torch.int64)
+        words = (0.01, 0) if kind == "number" else (torch.full((), 0.01), zeros)
+        table = op(integers, *words, -128, 127, torch.int8)
+        return F.embedding_bag(indices, table, offsets, mode="sum")
+
+    table = torch.randint(-128, 128, (ROWS, COLUMNS), dtype=torch.int8)
+    quantize = embedding_bags.quantize_bags
+    gm, decided = rewrite(lambda *args: quantize(*args, lambda _: None), run, table, *bags_of())
+    assert decided == [("fired", NAME, "")]
+    assert count(gm, torch.ops.ipex.int8_embedding_bag.default) == 1
 
 
 def test_a_quantized_model_reads_integers() -> None:
