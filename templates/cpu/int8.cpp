@@ -80,11 +80,11 @@ struct Call {
   // Zero points of output channels of the weight, and the sums of the rows of x, which they multiply.
   const float* weight_zeros = nullptr;
   const int32_t* row_sums = nullptr;
-  bool has_nan = false;  // whether a factor or an offset is no number
+  bool has_odd = false;  // whether a factor or an offset is infinite or NaN: a result may be NaN
 
   bool is_limit() const { return unary == NO_UNARY || unary == RELU || unary == HARDTANH; }
   bool is_plain() const {
-    return is_limit() && binary <= ADD && !row_scales && !row_shifts && !row_sums && !has_nan;
+    return is_limit() && binary <= ADD && !row_scales && !row_shifts && !row_sums && !has_odd;
   }
 };
 
@@ -873,7 +873,7 @@ extern "C" void int8_convolve(const int64_t* numbers, const float* scalars, cons
   const float *zeros = call.factors + 2 * call.g.out_channels, *end = zeros + call.g.out_channels;
   const bool has_zeros = rest[6] && std::any_of(zeros, end, [](float zero) { return zero != 0; });
   call.weight_zeros = has_zeros ? zeros : nullptr;
-  call.has_nan = std::any_of(call.factors, zeros, [](float number) { return number != number; });
+  call.has_odd = std::any_of(call.factors, zeros, [](float number) { return !std::isfinite(number); });
   if (rest[5])
     ipex::int8::by_types(call, [&](auto other, auto result) {
       ipex::int8::convolve_depthwise<decltype(other), decltype(result)>(call);

@@ -322,6 +322,9 @@ NANS = {
     "row": Case((5, 40), (24, 40), x_dtype=S8, by_row=True, unary="relu"),
     "row of floats": Case((5, 40), (24, 40), x_dtype=S8, by_row=True, unary="relu", dtype=F32),
     "root": Case((5, 40), (24, 40), unary="sqrt"),
+    "infinite scale": Case(*CONV, unary="relu"),
+    "infinite scale of a depthwise one": Case(*DEPTHWISE, dtype=S8),
+    "infinite scale of a linear layer": Case((5, 40), (24, 40)),
 }
 
 
@@ -335,6 +338,12 @@ def test_what_is_no_number_is_quantized_as_in_eager(name: str) -> None:
     if name.startswith("weight"):
         operands.weight_scale[::3] = torch.nan
         operands.arrange()
+    if name.startswith("infinite"):  # times sums of 0
+        operands.x_zero_point.zero_()
+        operands.x.zero_()
+        operands.weight_scale[::3] = torch.inf
+        operands.arrange()
+        operands.factors[1] = operands.bias
     if case.by_row:
         operands.row_scales[::2] = torch.nan
     reference = operands.in_kernels_layout(operands.by_reference())
