@@ -18,14 +18,14 @@ struct Bags {
   int64_t begin(int64_t bag) const { return element(offsets, bag); }
   int64_t end(int64_t bag) const { return bag + 1 < bags + includes_last ? begin(bag + 1) : count; }
 
-  bool is_valid() const {
-    for (int64_t i = 0; i < count; ++i) {
+  // Whether the bag lies in the indices, and its rows in the table.
+  bool is_valid(int64_t bag) const {
+    const int64_t first = begin(bag), last = end(bag);
+    if (first < 0 || first > last || last > count || (bag == 0 && first != 0)) return false;
+    for (int64_t i = first; i < last; ++i) {
       const int64_t row = element(indices, i);
       if (row < 0 || row >= rows) return false;
     }
-    if (bags > 0 && begin(0) != 0) return false;
-    for (int64_t bag = 0; bag < bags; ++bag)
-      if (begin(bag) > end(bag) || end(bag) > count) return false;
     return true;
   }
 };
@@ -55,24 +55,32 @@ void reduce_bag(const Bags& b, int64_t bag, float* totals) {
     for (int64_t j = 0; j < columns; ++j) totals[j] /= static_cast<float>(used);
 }
 
+// Returns whether all bags are valid: others are not read.
 template <typename Result>
-void reduce_bags(const Bags& b, Result* result) {
-#pragma omp parallel if (b.count > 1)
+bool reduce_bags(const Bags& b, Result* result) {
+  bool are_valid = true;
+#pragma omp parallel if (b.count > 1) reduction(&& : are_valid)
   {
     std::vector<float> totals(b.columns + WIDE);
 #pragma omp for schedule(static)
     for (int64_t bag = 0; bag < b.bags; ++bag) {
+      if (!b.is_valid(bag)) {
+        are_valid = false;
+        continue;
+      }
       reduce_bag(b, bag, totals.data());
       for (int64_t j = 0; j < b.columns; j += WIDE)
         write(result + bag * b.columns + j, read(totals.data() + j), std::min(WIDE, b.columns - j));
     }
   }
+  return are_valid;
 }
 
 }  // namespace
 }  // namespace ipex::int8
 
-// `numbers`: those of `Bags`. Returns 1 if an index or an offset is out of range: nothing is read then.
+// `numbers`: those of `Bags`. Returns 1 if an index of a bag or an offset is out of range, or if offsets
+// decrease: such a bag is not read.
 extern "C" int64_t int8_embedding_bag(const int64_t* numbers, const void* table, const void* scales,
                                       const void* indices, const void* offsets,
                                       const void* sample_weights, void* result) {
@@ -82,10 +90,9 @@ extern "C" int64_t int8_embedding_bag(const int64_t* numbers, const void* table,
   b.scales = static_cast<const float*>(scales);
   b.sample_weights = static_cast<const float*>(sample_weights);
   b.indices = indices, b.offsets = offsets;
-  if (!b.is_valid()) return 1;
-  if (b.result_number == ipex::int8::BFLOAT16)
-    ipex::int8::reduce_bags(b, static_cast<c10::BFloat16*>(result));
-  else
-    ipex::int8::reduce_bags(b, static_cast<float*>(result));
-  return 0;
+  const bool are_valid =
+      b.result_number == ipex::int8::BFLOAT16
+          ? ipex::int8::reduce_bags(b, static_cast<c10::BFloat16*>(result))
+          : ipex::int8::reduce_bags(b, static_cast<float*>(result));
+  return are_valid ? 0 : 1;
 }

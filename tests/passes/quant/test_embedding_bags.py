@@ -91,11 +91,11 @@ def quantized_table(bag: Bag) -> tuple[Tensor, Tensor]:
     return QUANTIZED.quantize_per_channel.default(bag.table, *words), scale
 
 
-@pytest.mark.parametrize("place", ["index", "negative", "offset", "first"])
+@pytest.mark.parametrize("place", ["index", "negative", "offset", "decreasing", "first"])
 def test_what_is_out_of_range_is_not_read(place: str) -> None:
     bag, (indices, offsets) = Bag(mode="sum"), bags_of()
     indices[-1] = {"index": ROWS, "negative": -1}.get(place, 0)
-    offsets[1] = 21 if place == "offset" else 9
+    offsets[1] = {"offset": 21, "decreasing": 13}.get(place, 9)
     offsets[0] = int(place == "first")
     integers, scales = quantized_table(bag)
     out = torch.empty(5, COLUMNS)
