@@ -109,7 +109,7 @@ def addmm_activation(rows: Tensor, weight: Tensor, bias: Tensor, unary: str) -> 
 def is_channels_last(operand: Operand) -> bool:
     """Return whether the operand is 4-D, dense and channels-last.
 
-    It agrees with `Tensor.is_contiguous`, but makes no tensor, as it is called hundreds of times for
+    It agrees with `Tensor.is_contiguous`, but makes no tensor: it is called hundreds of times for
     each problem.
     """
     if len(operand.shape) != 4:

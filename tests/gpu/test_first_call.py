@@ -123,7 +123,10 @@ def test_what_is_measured_is_right_and_said(unhurried):
         print({o.choice.name: o.timing.p50 for o in record.outcomes})
 
 
-def test_a_later_process_finds_the_graph(unhurried, unmeasured):
+def test_a_later_process_finds_the_graph(unhurried, unmeasured, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # graphs are not kept in tests
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", True)
+    monkeypatch.setattr(torch._functorch.config, "enable_autograd_cache", True)
     net, x = given()
     first = compiled(net, x)
     said = reasons()
