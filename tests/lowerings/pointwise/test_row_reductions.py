@@ -52,7 +52,7 @@ def build_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(GraphLowering, "codegen", keep_code)
 
     def build(widths, gpu="h200", training=False, **options):
-        rows = tuple(torch.randn(32, width, dtype=torch.bfloat16) for width in widths)
+        rows = tuple(torch.randn(2048, width, dtype=torch.bfloat16) for width in widths)
         model = Norms(widths).bfloat16().train(training)
         done = graphs.prebuild(model, rows, find_target(gpu), training=training, options=options)
         events = [e.reason for e in done.events if e.subject == row_reductions.NAME]
