@@ -36,8 +36,9 @@ def test_each_layer_is_our_kernel_on_the_mask_as_it_is(monkeypatch):
     call = code.split("def call(")[1]
     assert call.count("triton_tem_fused") == 2
     assert "torch.ops.aten._scaled_dot_product" not in call
-    # Torch for CUDA has made numbers of the mask before any pass sees it.
-    assert ("torch.bool" in call) == (torch.version.cuda is None)
+    # Torch 2.11 for CUDA has made numbers of the mask before any pass sees it.
+    makes_numbers = torch.version.cuda is not None and torch.__version__.startswith("2.11.")
+    assert ("torch.bool" in call) is not makes_numbers
     # Counters are zeroed once; keys and values are not copied.
     assert call.count("torch.int32") == 1
 
