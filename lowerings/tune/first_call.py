@@ -90,7 +90,7 @@ class FirstCall:
             unselected: the keys in `offers` of problems without a selection.
             device: device of the graph.
         """
-        measured = Measured(recorded(unselected), {})
+        measured = Measured(_load_selections(unselected), {})
         seconds = _estimate_seconds(offers)
         least = LEAST_SHARE * math.fsum(seconds.values())
         pending = []
@@ -219,7 +219,7 @@ def select_call(estimates: Sequence[Estimate], default: Choice) -> Selection | N
     return Selection(best if wins else of_default, of_default, SOURCE)
 
 
-def recorded(keys: Collection[bytes]) -> dict[bytes, Selection]:
+def _load_selections(keys: Collection[bytes]) -> dict[bytes, Selection]:
     """Return the selections of problems that this torch measured at an earlier first call."""
     records_folder = folder()
     if not records_folder.exists() or not cache_root.state(records_folder).private:

@@ -18,6 +18,7 @@ from ipex_inductor.passes.layout import folding
 from ipex_inductor.passes.weights import weight_snapshot
 from ipex_inductor.reporting import decisions
 from support import rewritten
+from support.folded import measure_fold
 from support.helpers import has_kernels
 
 CONVOLUTIONS = ["conv1d", "conv2d", "conv3d"]
@@ -940,3 +941,11 @@ def test_errors_of_folded_weights_are_balanced(monkeypatch, kind, dtype, groups,
         exact = normed(*(v.double() for v in inputs))
         error = (gm(*inputs).double() - exact).norm() / exact.norm()
     assert error < 4 * torch.finfo(dtype).eps  # weights, bias and result are rounded once each
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_balanced_weights_are_nearer(op_by_op, monkeypatch, dtype):
+    """Errors that add up are most of a channel's error; a third is what other rounding leaves."""
+    nearest = measure_fold(dtype, "cpu")
+    monkeypatch.setattr(folding, "_balances_on", lambda device: True)
+    assert measure_fold(dtype, "cpu") < nearest / 3
